@@ -109,7 +109,7 @@ class ServeConfig(StrictModel):
         20.0,
         gt=0,
         description="a region is lost, and the others continue, if one of its processes has had no "
-        "connection for so long",
+        "connection for so long, to the serving process or to a holder of averagers",
     )
     holders: int = Field(
         1,

@@ -41,6 +41,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.joining.holder import RANK_FIELDS, Holders, read_sizes, read_staged, reply_bytes
 from geo_ray.joining.layout import Layout, holder_starts, slices_of
+from geo_ray.joining.link import UNREACHED
 from geo_ray.joining.pieces import PIECE, divided, size_of
 from geo_ray.joining.protocol import (
     SERVER,
@@ -50,6 +51,7 @@ from geo_ray.joining.protocol import (
     Welcome,
     copy_message,
     number_of,
+    process_words,
     rank_name,
     rank_of,
     refusal_to,
@@ -259,6 +261,9 @@ class JoinService:
                 return []
             if message.kind == "finished":
                 return self._on_finished(peer)
+            if message.kind == UNREACHED:
+                self._on_unreached(peer, message.meta)
+                return []
             if message.kind in ("part", "saved", "unsaved"):
                 return self._on_save(peer, message)
             if message.kind == "failed":
@@ -365,7 +370,10 @@ class JoinService:
 
     def lose(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region, and tell its ranks, which may be connected again."""
-        error = RegionLostError(f"the run continues without region '{region}': {cause}")
+        error = RegionLostError(
+            f"the run continues without region '{region}': {cause}",
+            fix="Start its loop again, where it reaches the run's address and all its holders.",
+        )
         return self._gated(self._refuse(region, error) + self._on_lost(region, cause))
 
     def check_held(self, longest_s: float) -> list[Outbound]:
@@ -424,6 +432,25 @@ class JoinService:
             return self._holders.is_known(number_of(peer))
         region = self._joining.get(name) or self._regions.get(name)
         return region is not None and 0 <= number_of(peer) < region.world_size
+
+    def unreached(self) -> dict[tuple[str, int], str]:
+        """Return what is missing between ranks and the other processes that hold slices.
+
+        Returns:
+            Descriptions, by endpoint of the rank and number of the holder. Only while that keeps
+            back an exchange or the end of the run.
+        """
+        if self.failure is not None or self.stage in (Stage.DONE, Stage.STOPPED):
+            return {}
+        found = {}
+        for region in {**self._regions, **self._joining}.values():
+            for rank, holders in region.unreached.items():
+                for holder, cause in holders.items():
+                    host, port = self._holders.address(holder)
+                    what = f"{process_words(holder)} at {host}:{port}"
+                    peer = rank_name(region.name, rank)
+                    found[peer, holder] = what + (f" ({cause})" if cause else "")
+        return found
 
     def check_late(self, longest_s: float) -> list[Outbound]:
         """Continue without regions whose ranks do not all send an update that others have sent.
@@ -1219,6 +1246,21 @@ class JoinService:
         """Return a message for all ranks of some regions."""
         message = Message(kind, about or {}, b"", "control", CONTROL)
         return [Outbound(peer, message) for name in names for peer in self._regions[name].peers]
+
+    def _on_unreached(self, peer: str, meta: Meta) -> None:
+        """Record to which holders a rank has no connection now.
+
+        Raises:
+            FrameError: there is no such holder.
+        """
+        name, rank = region_of(peer), rank_of(peer)
+        holders, causes = fields.counts(meta, "holders"), fields.texts(meta, "causes")
+        known = all(self._holders.is_known(holder) for holder in holders)
+        if not known or len(holders) != len(causes):
+            raise FrameError(f"'{peer}' misses holders {[*holders]}, with {len(causes)} causes")
+        region = self._joining.get(name) or self._regions.get(name)
+        if region is not None and rank < region.world_size:
+            region.unreached[rank] = dict(zip(holders, causes, strict=True))
 
     def _on_failed(self, peer: str, meta: Meta) -> list[Outbound]:
         """Handle the end of a rank's loop by an error: the other ranks cannot continue."""

@@ -687,7 +687,8 @@ class _Serving:
         ):
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
-            about: dict[str, object] = {"startup_s": startup_s}
+            address = self._averagers.address
+            about: dict[str, object] = {"startup_s": startup_s, "address": address}
             if experiment.groups:
                 about["ranks"] = {
                     region.name: region.group.world_size

@@ -275,7 +275,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "region_left": {"region": _text, "name": _text},  # the averager's region; the region that left
     "averager_moved": {"region": _text, "term": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "term": _whole},  # it may take over
-    "server_replaced": {"address": _text, "term": _whole, "took_s": _number},
+    "server_replaced": {"address": _text, "term": _whole, "took_s": _number, "cause": _text},
     "server_standby_ready": {"address": _text, "term": _whole},  # it may take over
     "server_standby_lost": {"address": _text, "cause": _text},
     "stop_requested": {"cause": _text},
@@ -287,6 +287,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
 OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_started": {
         "averager": _or_null(_text),
+        "address": _text,
         "steps": _table(_whole),
         "links": _or_null(_text),
         "codec": _table(_or_null(_text)),

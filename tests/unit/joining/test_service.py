@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from geo_ray.base.errors import AveragerFailedError
 from geo_ray.data.tasks.model_buffers import BufferEntry
+from geo_ray.joining.holder import Holders
 from geo_ray.joining.layout import Layout, Ranges, positions, taken
 from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
@@ -279,6 +280,16 @@ def test_a_restarted_process_group_replaces_the_one_before_the_start() -> None:
     assert world.service.missing() == {"eu": "not there", "us": "1 of 2 ranks"}
     world.hello("us", 1, attempt=1)  # left over from the first
     assert world.refusals("us#1") == ["JOIN_REFUSED"]
+
+
+def test_averager_processes_that_are_missing_are_named_in_words() -> None:
+    holders = Holders(3)
+    assert holders.missing() == {
+        "averager process 2": "not there",
+        "averager process 3": "not there",
+    }
+    holders.add(1, ("10.0.0.1", 7448))
+    assert holders.missing() == {"averager process 3": "not there"}
 
 
 def test_a_gap_between_shares_is_refused() -> None:
