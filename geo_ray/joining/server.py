@@ -46,6 +46,7 @@ from geo_ray.joining.replication import (
     ReplicatedService,
     RequestStop,
     ServiceEntry,
+    SetInterval,
     Tick,
 )
 from geo_ray.joining.service import Stage
@@ -201,6 +202,11 @@ class JoinServer:
         """End the run at once, and tell all ranks; `close` waits until they know it."""
         with self.lock:
             self._offer(EndRun(cause))
+
+    def set_interval(self, steps: int) -> None:
+        """Change the steps between exchanges; see `JoinService.set_interval`."""
+        with self.lock:
+            self._offer(SetInterval(steps))
 
     def begin_save(
         self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
