@@ -554,7 +554,9 @@ class PrimaryShard:
         answer = self._answers.get(worker)
         is_last = answer is not None and answer.span is None and server.phase != "halted"
         is_wanted = is_last and worker in server.unsaved
-        is_wanted |= self._needs_present_state and server.ask_optimizer(worker)
+        is_wanted |= self._needs_present_state and server.ask_optimizer(
+            worker, is_paused=self._is_paused
+        )
         return "optimizer" if is_wanted else None
 
     @property

@@ -222,18 +222,23 @@ class Server(RegionExchange):
         found = self.unsaved & self.work.workers.joined
         return found - self._saved if self.plan.mode == "async" else found
 
-    def ask_optimizer(self, worker: int) -> bool:
+    def ask_optimizer(self, worker: int, *, is_paused: bool = False) -> bool:
         """Tell whether a worker that waits must send its optimizer's state for a checkpoint.
 
         If its push is in no step yet, the state comes after the step. If the step waits for a
-        missing worker or for an answer of the averager, the checkpoint does not: it gets the state
-        from after the push, which is copied, since the state takes its memory.
+        missing worker, for an answer of the averager or for the end of a pause, the checkpoint does
+        not: it gets the state from after the push, which is copied, since the state takes its
+        memory.
+
+        Args:
+            worker: its rank.
+            is_paused: workers begin no steps.
         """
         if worker not in self.lacking:
             return False
         workers = self.work.workers
         if worker in workers.uncopied:
-            if not workers.awaited and self.phase == "training":
+            if not (is_paused or workers.awaited) and self.phase == "training":
                 return False
             self._keep(workers.uncopied[worker])
         return True

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from geo_ray.base.types import StepReport
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.training.shard import Shard
 from geo_ray.training.task_steps import in_memory
@@ -208,3 +209,20 @@ def test_with_another_number_of_workers_states_stay_with_their_ranks(data_dir: P
     names = {name for shard in run.world.regions["b"]._shards for name in shard.export()[0]}
     assert "optimizer/exp_avg" in names and not any("workers/" in name for name in names)
     check_ended(run.go())
+
+
+def test_a_state_comes_after_the_step_unless_that_waits(data_dir: Path) -> None:
+    """The second worker has not pushed: it computes, or a pause keeps it from its step."""
+    region = run_of("hfa", data_dir, {"a": 2, "b": 2}).world.regions["a"]
+    server, (shard,) = region.server, region._shards
+    server.join(0)
+    work = {each.worker: each for each in server.join(1)}
+    for rank in (0, 1, 0):
+        shard.put(rank, torch.zeros_like(shard.params_S))
+        report = StepReport(work[rank].span, 1.0, 1.0)
+        work |= {each.worker: each for each in server.push(rank, report) if hasattr(each, "span")}
+    assert server.lacking == {0, 1}
+    assert not server.ask_optimizer(0)
+    assert server.ask_optimizer(0, is_paused=True)
+    server.leave(1)
+    assert server.ask_optimizer(0) and server.lacking == {0}
