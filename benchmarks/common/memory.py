@@ -86,7 +86,7 @@ def _kib(text: str, name: str) -> int:
 
 
 def _command(pid: int) -> str:
-    return _text(_PROC / str(pid) / "cmdline").replace("\0", " ").strip()[:80]
+    return _text(_PROC / str(pid) / "cmdline").replace("\0", " ").strip()[:200]
 
 
 def _text(path: Path) -> str:

@@ -1,12 +1,16 @@
 """Memory of all processes of a run of two regions with a model of 125 M parameters.
 
-``geo-ray train`` with one worker per region, and ``geo-ray serve`` with two plain loops, both with
-DiLoCo over AdamW and without checkpoints. Ray's processes, the command and the loops count; with
-``alone``, the server of ``serve`` is a process without Ray. Sizes are in multiples of one fp32
-model.
+DiLoCo over AdamW, without checkpoints. Ray's processes, the command and the loops count. Sizes are
+in multiples of one fp32 model.
 
-  train, serve, alone   peak of all processes together
-  PROCESS        its part of that peak
+  train           ``geo-ray train`` with one worker per region, `train.optimizer_on: server`
+  worker          the same with `train.optimizer_on: worker`
+  groups          ``geo-ray train`` with regions that are process groups of one rank
+  serve           ``geo-ray serve`` with two plain loops
+  alone           the same with a server that is a process without Ray
+
+  CASE            peak of all processes together
+  CASE: KIND (N)  part of that peak of the N processes of a kind
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -45,6 +50,10 @@ strategy: {{kind: diloco, interval: {INTERVAL}}}
 optimizer: {{kind: adamw, lr: 1.0e-4}}
 train: {{steps: {STEPS}, eval_every: 0}}
 """
+GROUPS = TRAIN.replace(
+    "regions: [{name: eu}, {name: us}]",
+    "regions: [{name: eu, group: {cpus_per_rank: 1}}, {name: us, group: {cpus_per_rank: 1}}]",
+)
 SERVE = f"""
 name: memory
 regions: [{{name: eu, join: true}}, {{name: us, join: true}}]
@@ -53,6 +62,14 @@ train: {{steps: {STEPS}}}
 serve: {{host: 127.0.0.1, port: 0}}
 """
 _MODEL = 4e6  # bytes of a model of a million parameters
+_KINDS = {
+    "--loop": "loop",
+    "--server": "server without Ray",
+    "geo_ray.cli.main": "command",
+    "process_supervisor": "cluster's supervisor",
+    "ray": "Ray",
+}
+"""Kinds of processes that are no actors, by a word of their command; the first one counts."""
 
 
 def main() -> None:
@@ -60,7 +77,7 @@ def main() -> None:
     parser = support.parser(__doc__)
     parser.add_argument("--loop", nargs=3, metavar=("ADDRESS", "REGION", "PEM"))
     parser.add_argument("--server", type=Path, metavar="FOLDER")
-    parser.add_argument("--cases", nargs="*", default=["train", "serve", "alone"])
+    parser.add_argument("--cases", nargs="*", default=[*CASES], choices=[*CASES])
     options = parser.parse_args()
     if options.server:
         serve_alone(options.server)
@@ -71,22 +88,56 @@ def main() -> None:
     machine, figures = support.hardware(), []
     for case in options.cases:
         with tempfile.TemporaryDirectory() as folder:
-            measured = {"train": train, "serve": serve, "alone": alone}[case]
-            peak, millions = measured(Path(folder))
+            peak, millions = CASES[case](Path(folder))
         model_bytes = millions * _MODEL
         support.say(f"{case}: {millions:.1f} M parameters")
         figures.append(support.Figure(case, peak.bytes / model_bytes, "models"))
-        for size, command in sorted(peak.by_process.values(), reverse=True)[:8]:
-            name = command.replace(sys.executable, "python")[:50]
-            figures.append(support.Figure(f"{case}: {name}", size / model_bytes, "models"))
+        for kind, sizes in by_kind(peak.by_process.values()).items():
+            part = sum(sizes) / model_bytes
+            figures.append(
+                support.Figure(f"{case}: {kind} ({len(sizes)})", part, "models", runs=sizes)
+            )
     support.finish("joining.all_memory", machine, figures, options.out)
 
 
+def kind_of(command: str) -> str:
+    """Return the kind of a process, given its command line."""
+    if command.startswith("ray::"):
+        return command.removeprefix("ray::").partition(".")[0].split()[0]
+    for word, kind in _KINDS.items():
+        if word in command:
+            return kind
+    return "other"
+
+
+def by_kind(processes: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Return the sizes of processes by kind, the largest kind first."""
+    found: dict[str, list[int]] = {}
+    for size, command in processes:
+        found.setdefault(kind_of(command), []).append(size)
+    return dict(sorted(found.items(), key=lambda each: -sum(each[1])))
+
+
 def train(folder: Path) -> tuple[MemoryPeak, float]:
-    """Return the peak of a run that geo_ray drives, and its millions of parameters."""
-    (folder / "train.yaml").write_text(TRAIN, "utf-8")
+    """Return the peak of a run whose servers have the optimizer, and its millions of parameters."""
+    return _driven(folder, TRAIN)
+
+
+def worker(folder: Path) -> tuple[MemoryPeak, float]:
+    """The same of a run whose workers have the optimizer."""
+    return _driven(folder, TRAIN, "--set", "train.optimizer_on=worker")
+
+
+def groups(folder: Path) -> tuple[MemoryPeak, float]:
+    """The same of a run whose regions are process groups."""
+    return _driven(folder, GROUPS)
+
+
+def _driven(folder: Path, content: str, *flags: str) -> tuple[MemoryPeak, float]:
+    (folder / "train.yaml").write_text(content, "utf-8")
     with memory_peak() as peak:
-        _run(folder, "train", "train.yaml").wait()
+        if _run(folder, "train", "train.yaml", *flags).wait():
+            raise RuntimeError("the run failed")
     run = geo_ray.open_run(folder / "runs" / "memory")
     sizes = [e["bytes_before"] for e in run.events() if e.kind == "exchange"]
     return peak, sizes[0] / _MODEL
@@ -173,6 +224,9 @@ def loop(address: str, region: str, credentials: str) -> None:
             loss = step(model, optimizer, tokens)
             optimizer.zero_grad()
             sync.step(rows=len(tokens), loss=loss)
+
+
+CASES = {"train": train, "worker": worker, "groups": groups, "serve": serve, "alone": alone}
 
 
 if __name__ == "__main__":

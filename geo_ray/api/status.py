@@ -27,7 +27,7 @@ from geo_ray.base.errors import (
 from geo_ray.experiment.recorded import RecordedConfig
 from geo_ray.runs import directory as rundir
 from geo_ray.runs import requests
-from geo_ray.runs.checkpoints import regions_in, store_of
+from geo_ray.runs.checkpoints import regions_of, store_of
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.remote import pass_on, view_copy
 from geo_ray.runs.requests import MemberRequest, Verb, request_member_change
@@ -194,7 +194,7 @@ def checkpoints(run: FilePath | OpenedRun) -> Table:
         row: dict[str, object] = {"id": number}
         try:
             manifest = store.manifest(number)
-            regions = regions_in({part.name for part in manifest.parts}, config.regions)
+            regions = regions_of(manifest, config.regions)
             row |= {
                 "step": manifest.step,
                 "created": manifest.created,

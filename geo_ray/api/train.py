@@ -34,6 +34,7 @@ from geo_ray.base.overrides import apply_overrides
 from geo_ray.base.yaml import ConfigSource, parse_yaml, read_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.recorded import RunConfig
+from geo_ray.experiment.regions import start_command
 from geo_ray.planner.plan import Plan
 from geo_ray.runs import directory
 from geo_ray.runs.build import check_device
@@ -573,13 +574,21 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     """
     fix = error.fix
     if "--resume RUN" in fix and not has_checkpoint(run_dir):
-        fix = fix.replace("--resume RUN", "CONFIG")
+        fix = fix.replace("geo-ray train --resume RUN", f"{_start_command(run_dir)} CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
     shown = copied_from(run_dir) or str(short_path(run_dir))
     resume = f"--resume {shlex.quote(shown)}"
     named = type(error)(error.message, fix=fix.replace("--resume RUN", resume))
     return named.with_traceback(error.__traceback__)  # replaces the original error
+
+
+def _start_command(run_dir: Path) -> str:
+    """Return the command that starts a run like the one in a directory."""
+    try:
+        return start_command(directory.recorded_run(run_dir)[1].regions)
+    except GeoRayError:  # no run, or an unreadable one
+        return "geo-ray train"
 
 
 def short_path(path: Path) -> Path:

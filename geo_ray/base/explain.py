@@ -21,6 +21,7 @@ from geo_ray.base.model import (
     Also,
     MessageWords,
     Place,
+    ProblemsError,
     alternatives,
     below,
     every_field,
@@ -108,8 +109,8 @@ def _near(value: JSONValue) -> Iterator[JSONValue]:
         if value.lower() in _SPOKEN:
             yield _SPOKEN[value.lower()]
         yield from _numbers(value)
-    elif not isinstance(value, (list, dict)) and value is not None:
-        yield json.dumps(value)
+    elif not isinstance(value, (bool, list, dict)) and value is not None:
+        yield json.dumps(value)  # not the text "true", which YAML reads from on or yes, too
     if not isinstance(value, (list, dict)) and value is not None:
         yield [value]
 
@@ -223,7 +224,7 @@ def explain(
         under: path of the tree in the tree of the origins.
     """
     problems: dict[KeyPath, list[str]] = {}
-    items = [(item, _locate(item["loc"], root)) for item in error.errors(include_url=False)]
+    items = [(item, _locate(item["loc"], root)) for item in _each_problem(error)]
     misspelt = {
         (*found.path[:-1], _near_key(str(item["loc"][-1]), _valid_keys(found.holders), root))
         for item, found in items
@@ -239,6 +240,17 @@ def explain(
         f"{dotted((*under, *path))}{_origin((*under, *path), origins)}: {'; '.join(texts)}"
         for path, texts in problems.items()
     ]
+
+
+def _each_problem(error: ValidationError) -> Iterator[Any]:
+    """Yield the errors of pydantic, those of a rule that has found several one by one."""
+    for item in error.errors(include_url=False):
+        rule = item.get("ctx", {}).get("error")
+        if not isinstance(rule, ProblemsError):
+            yield item
+            continue
+        for text in rule.texts:
+            yield {**item, "ctx": {"error": text}}
 
 
 def dotted(path: Sequence[str | int]) -> str:

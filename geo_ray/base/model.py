@@ -1,7 +1,8 @@
 """Strict, frozen configuration models and functions to walk their types.
 
-`StrictModel` rejects unknown keys; the other functions list fields, alternatives and nested
-models of a type, for messages, overrides and documentation.
+`StrictModel` rejects unknown keys, and `ProblemsError` reports several errors of a rule between
+keys. The other functions list fields, alternatives and nested models of a type, for messages,
+overrides and documentation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,18 @@ class StrictModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ProblemsError(ValueError):
+    """Several problems that one validator has found.
+
+    Attributes:
+        texts: a message for each, such as that of a `ValueError`.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__("; ".join(texts))
+        self.texts = tuple(texts)
 
 
 def _value_of(variable: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -15,7 +16,9 @@ from geo_ray.storage.uri import is_s3, parse_s3
 class CheckpointConfig(StrictModel):
     """When to save and how much to keep."""
 
-    every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
+    every_s: float | None = Field(
+        60.0, gt=0, description="seconds between checkpoints; null: none, or with `every_rounds`"
+    )
     every_rounds: int | None = Field(
         None,
         ge=1,
@@ -61,6 +64,22 @@ class CheckpointConfig(StrictModel):
     def is_periodic(self) -> bool:
         """Whether checkpoints are made in the course of a run."""
         return self.every_s is not None or self.every_rounds is not None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rounds_replace_seconds(cls, given: object) -> object:
+        """Set `every_s` to null if only `every_rounds` is given."""
+        if isinstance(given, Mapping) and given.get("every_rounds") is not None:
+            return {"every_s": None, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _one_interval(self) -> Self:
+        if self.every_s is not None and self.every_rounds is not None:
+            raise ValueError(
+                "every_s: every_rounds is given, too, and replaces it: set every_s to null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _addresses(self) -> Self:

@@ -5,12 +5,12 @@ The same file trains, simulates and resumes. Also defines the `strategy: {kind: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, ParamSpec, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from geo_ray.base.model import Also, MessageWords, PathText, StrictModel
+from geo_ray.base.model import Also, MessageWords, PathText, ProblemsError, StrictModel
 from geo_ray.base.types import Span
 from geo_ray.base.user_section import only_recorded
 from geo_ray.data.split import IidSplit, SplitConfig
@@ -109,7 +109,7 @@ class ServeConfig(StrictModel):
         20.0,
         gt=0,
         description="a region is lost, and the others continue, if one of its processes has had no "
-        "connection for so long",
+        "connection for so long, to the serving process or to a holder of averagers",
     )
     holders: int = Field(
         1,
@@ -144,23 +144,37 @@ _GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
 """Further keys of `train` where geo_ray starts groups."""
 _TASK_TRAIN: Final = frozenset({"accumulate", "eval_batch_size", "clip_mean_norm"})
 """Further keys of `train` where groups train the task."""
+_JOINED_PLAN: Final = (
+    "plan: a region with `join: true` has machines and a loop of its own, which cannot be planned; "
+    "omit it. Only `compute_fraction` of `diloco` adapts the interval there"
+)
 _RESERVED: Final = "geo-ray-"
 _SERVED_REGION: Final = frozenset({"name", "at", "copies", "join", "group", "cpus_per_server"})
 """Keys of a region that joins, or that is a group."""
 
 
-def _without_effect(section: object, allowed: frozenset[str]) -> list[str]:
-    """Return the keys of a section that are set to something else than their default."""
-    if not isinstance(section, StrictModel):
-        return []
-    keys = type(section).model_fields
-    return [
-        name
-        for name, key in keys.items()
-        if name not in allowed
-        and not key.is_required()
-        and getattr(section, name) != key.get_default(call_default_factory=True)
-    ]
+def _without_effect(section: StrictModel, allowed: frozenset[str]) -> dict[str, Any]:
+    """Return the keys of a section that differ from their default, with the default."""
+    defaults = {
+        name: key.get_default(call_default_factory=True)
+        for name, key in type(section).model_fields.items()
+        if name not in allowed and not key.is_required()
+    }
+    return {name: each for name, each in defaults.items() if getattr(section, name) != each}
+
+
+_Checked = ParamSpec("_Checked")
+
+
+def _problem(
+    check: Callable[_Checked, None], *arguments: _Checked.args, **options: _Checked.kwargs
+) -> list[str]:
+    """Return the problem that a check of a section raises, if it does."""
+    try:
+        check(*arguments, **options)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 class Experiment(StrictModel):
@@ -199,130 +213,155 @@ class Experiment(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self._check_joining()
-        names = [region.name for region in self.regions]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"regions: {', '.join(twice)} is listed more than once")
-        for where, name in self._mentions():
-            if name not in names:
-                raise ValueError(no_such_region(where, name, names))
-        if not only_recorded(self.strategy, self.codec.up, self.codec.down):
-            self._check_sections({region.name: region.workers for region in self.regions})
+        """Report all problems of the regions and of unsupported keys, then those of sections."""
+        mixed = self._mixed()
+        if mixed:
+            raise ValueError(mixed)
+        supported, found = self._supported() if self.is_served else (self, [])
+        wrong = [*self._region_problems(), *supported._name_problems()]
+        found += wrong
+        if not wrong and not only_recorded(self.strategy, self.codec.up, self.codec.down):
+            found += supported._section_problems()
+        if found:
+            raise ProblemsError(found)
         return self
 
-    def _check_joining(self) -> None:
-        """Check that either all regions join, or none; and that sections fit that."""
-        joined = {region.is_joined for region in self.regions}
-        if len(joined) > 1:
-            rest = [region for region in self.regions if not region.is_joined]
-            names = ", ".join(region.name for region in rest)
-            group = f"{{ranks_per_node: {rest[0].workers}, sharding: ddp}}"
-            raise ValueError(
-                "regions: either all regions have `join: true` or a `group`, or none has; "
-                f"{names} {'has' if len(rest) == 1 else 'have'} neither. A region that geo_ray "
-                f"starts next to joining ones is a group: `group: {group}` replaces `workers` of "
-                f"'{rest[0].name}'"
-            )
+    def _mixed(self) -> str:
+        """Return the problem that some regions join and others do not, or ""."""
+        rest = [region for region in self.regions if not region.is_joined]
+        if len(rest) in (0, len(self.regions)):
+            return ""
+        names = ", ".join(region.name for region in rest)
+        group = f"{{ranks_per_node: {rest[0].workers}, sharding: ddp}}"
+        return (
+            "regions: either all regions have `join: true` or a `group`, or none has; "
+            f"{names} {'has' if len(rest) == 1 else 'have'} neither. A region that geo_ray "
+            f"starts next to joining ones is a group: `group: {group}` replaces `workers` of "
+            f"'{rest[0].name}'"
+        )
+
+    def _region_problems(self) -> list[str]:
+        """Return the problems of names, and of keys that depend on the kind of the regions."""
+        found, names = [], [region.name for region in self.regions]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            found.append(f"regions: {', '.join(twice)} is listed more than once")
         if self.serve is not None and not self.is_served:
-            raise ValueError("serve: no region joins; set `join: true` or `group` for each")
-        reserved = [name for name in self.region_names if name.startswith(_RESERVED)]
+            found.append("serve: no region joins; set `join: true` or `group` for each")
+        reserved = [name for name in names if name.startswith(_RESERVED)]
         if self.is_served and reserved:
-            raise ValueError(
+            found.append(
                 f"regions: '{reserved[0]}': names that begin with '{_RESERVED}' are those of the "
-                "run's own processes where regions join or are groups"
+                f"run's own processes {self._served_where}"
             )
         if self.checkpoint.every_rounds is not None and not self.is_served:
-            raise ValueError(
+            found.append(
                 "checkpoint.every_rounds: only where regions join or are groups; set every_s"
             )
         is_needed = any(region.trains_task for region in self.regions)
         for name in _OWN_SECTIONS:
             is_given = name in self.model_fields_set
             if not is_given and is_needed:
-                raise ValueError(f"{name}: missing; it is required")
+                found.append(f"{name}: missing; it is required")
             is_default = getattr(self, name) == type(self).model_fields[name].default
             if is_given and not is_needed and not is_default:
-                raise ValueError(
-                    f"{name}: regions that join have their own, and so have groups with a `loop`; "
-                    "omit it"
-                )
-        if self.is_served:
-            self._check_served()
+                joining = "regions that join have their own, and so have groups"
+                whose = "groups" if self._has_only_groups else joining
+                found.append(f"{name}: {whose} with a `loop`; omit it")
+        return found
 
-    def _check_served(self) -> None:
-        """Refuse what has no effect on a run whose regions join."""
-        unused = [
-            f"regions.{r.name}.{k}"
-            for r in self.regions
-            for k in _without_effect(r, _SERVED_REGION)
+    def _name_problems(self) -> list[str]:
+        """Return the keys that name a region which does not exist."""
+        names = self.region_names
+        return [
+            no_such_region(at, name, names) for at, name in self._mentions() if name not in names
         ]
+
+    def _supported(self) -> tuple[Self, list[str]]:
+        """Return the experiment without what a run whose regions join does not support.
+
+        Returns:
+            The experiment, and a problem for each key that it lacks.
+        """
+        advice = f"not supported {self._served_where}; omit it"
+        found = [
+            f"regions: {key} of '{region.name}': {advice}"
+            for region in self.regions
+            for key in _without_effect(region, _SERVED_REGION)
+        ]
+        changes: dict[str, Any] = {}
         for name, allowed in _SERVED.items():
-            if name == "plan" and len(self.groups) == len(self.regions):
+            if name == "plan" and self._has_only_groups:
                 continue
+            if name == "members" and self._has_only_groups:
+                allowed |= {"follow_plan"}
             if name == "train":
                 allowed |= _GROUP_TRAIN if self.groups else frozenset()
                 allowed |= _TASK_TRAIN if self.task_regions else frozenset()
             value, default = getattr(self, name), type(self).model_fields[name].default
-            if allowed or type(value) is type(default):
-                unused += [f"{name}.{key}" for key in _without_effect(value, allowed)]
+            if isinstance(value, StrictModel) and (allowed or type(value) is type(default)):
+                unused = _without_effect(value, allowed)
+                found += [f"{name}.{key}: {advice}" for key in unused]
+                changes[name] = value.model_copy(update=unused)
             elif value != default:
-                unused.append(name)
+                found.append(_JOINED_PLAN if name == "plan" else f"{name}: {advice}")
+                changes[name] = default
+        if self.train.keep_best is not None and self.train.patience is not None:
+            watched = "`train.patience` watches the metric of `train.target`, else `loss`"
+            found[found.index(f"train.keep_best: {advice}")] += f". {watched}"
         if self.codec.up is not None and self.codec.up.traits.differential is not None:
-            unused.append(f"codec.up ({self.codec.up.kind})")
-        if "train.keep_best" in unused and self.train.patience is not None:
-            raise ValueError(
-                "train.keep_best: not supported where regions join; omit it. `train.patience` "
-                "watches the metric of `train.target`, else `loss`"
-            )
-        if unused:
-            raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
+            found.append(f"codec.up: {self.codec.up.kind} is {advice}")
+            changes["codec"] = self.codec.model_copy(update={"up": None})
         if self.averager.standby not in {None, AUTO}:
-            raise ValueError(
-                "averager.standby: where regions join, the standby is a process of the run's own "
-                "cluster, on another node if there is one: set auto"
+            found.append(
+                f"averager.standby: {self._served_where}, the standby is a process of the run's "
+                "own cluster, on another node if there is one: set auto"
             )
+            changes["averager"] = changes["averager"].model_copy(update={"standby": AUTO})
         if self.served_at.holders > 1 and self.averager.standby is not None:
-            raise ValueError(
+            found.append(
                 "serve.holders: several holders have no standby; after the loss of one the run "
                 "continues from its newest checkpoint. Omit averager.standby or serve.holders"
             )
-        if (self.members.min or 0) > len(self.regions):
-            raise ValueError(f"members.min: the run has {len(self.regions)} regions")
+        return self.model_copy(update=changes), found
 
-    def _check_sections(self, workers: Mapping[str, int]) -> None:
+    def _section_problems(self) -> list[str]:
         """Check every section against the sections that it depends on."""
         strategy, codec, averager = self.strategy, self.codec, self.averager
-        if self.emulate is not None:
-            self.emulate.check(workers)
-        check_overlay(self.overlay, self.region_names, strategy, codec)
-        averager.check(self.averager_region, self.overlay.kind, strategy, codec)
-        if self.transfers is not None:
-            self.transfers.check(strategy, codec, has_standby=averager.standby is not None)
-        has_transfers = self.transfers is not None
+        workers = {region.name: region.workers for region in self.regions}
         shards = {region.name: region.ps_shards for region in self.regions}
+        has_standby, has_transfers = averager.standby is not None, self.transfers is not None
         hosts = (self.averager_region, averager.standby)
-        self.members.check(shards, hosts, self.overlay.kind, codec, has_transfers=has_transfers)
-        codec.check(strategy, len(workers))
-        check_shards(strategy, shards)
-        needed = strategy.traits.region.needs_optimizer if len(workers) > 1 else None
-        check_optimizer(self.optimizer, shards, needed)
-        self.train.check(
-            strategy, workers, even=not any(region.batch_sizes for region in self.regions)
+        is_even = not any(region.batch_sizes for region in self.regions)
+        found: list[str] = []
+        if self.emulate is not None:
+            found += _problem(self.emulate.check, workers)
+        kind = self.overlay.kind
+        found += _problem(check_overlay, self.overlay, self.region_names, strategy, codec)
+        found += _problem(averager.check, self.averager_region, kind, strategy, codec)
+        if self.transfers is not None:
+            found += _problem(self.transfers.check, strategy, codec, has_standby=has_standby)
+        found += _problem(
+            self.members.check, shards, hosts, kind, codec, has_transfers=has_transfers
         )
+        found += _problem(codec.check, strategy, len(workers))
+        found += _problem(check_shards, strategy, shards)
+        needed = strategy.traits.region.needs_optimizer if len(workers) > 1 else None
+        found += _problem(check_optimizer, self.optimizer, shards, needed)
+        found += _problem(self.train.check, strategy, workers, even=is_even)
         if self.optimizer.kind == "task":
-            self._check_task_steps(workers)
+            found += _problem(self._check_task_steps, workers)
         fewest = min(
             (min(r.batch_sizes or (self.data.batch_size,)) for r in self.task_regions),
             default=self.train.accumulate,
         )
         if self.train.accumulate > fewest:
-            raise ValueError(
+            found.append(
                 f"train.accumulate: {self.train.accumulate} micro-batches, but a worker has "
                 f"{fewest} rows per step: set at most that, or raise data.batch_size"
             )
-        check_device(self.device, self.regions)
-        self.run.check(keeps_best=self.train.keep_best is not None)
+        found += _problem(check_device, self.device, self.regions)
+        return found + _problem(self.run.check, keeps_best=self.train.keep_best is not None)
 
     def _check_task_steps(self, workers: Mapping[str, int]) -> None:
         """Refuse what does not fit steps that the task makes."""
@@ -373,11 +412,22 @@ class Experiment(StrictModel):
         return tuple(region for region in self.regions if region.group is not None)
 
     @property
+    def _has_only_groups(self) -> bool:
+        return len(self.groups) == len(self.regions)
+
+    @property
+    def _served_where(self) -> str:
+        """Words for messages about a run whose regions join or are groups."""
+        if self._has_only_groups:
+            return "where regions are groups"
+        return "where regions join or are groups" if self.groups else "where regions join"
+
+    @property
     def served_at(self) -> ServeConfig:
         """Where the run is served; groups are told the address, so that any port will do."""
         if self.serve is not None:
             return self.serve
-        return ServeConfig(port=0) if len(self.groups) == len(self.regions) else ServeConfig()
+        return ServeConfig(port=0) if self._has_only_groups else ServeConfig()
 
     @property
     def task_regions(self) -> tuple[RegionConfig, ...]:

@@ -175,6 +175,11 @@ def with_copies(regions: tuple[RegionConfig, ...]) -> tuple[RegionConfig, ...]:
     return tuple(one for region in regions for one in _copies(region))
 
 
+def start_command(regions: Sequence[RegionConfig]) -> str:
+    """Return the command that starts a run with these regions."""
+    return "geo-ray serve" if all(region.join for region in regions) else "geo-ray train"
+
+
 def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
     """Reject a device that no worker has.
 

@@ -30,6 +30,7 @@ from geo_ray.joining.protocol import (
     JoinTerms,
     Outbound,
     holder_name,
+    process_words,
     rank_name,
     region_of,
 )
@@ -126,7 +127,11 @@ class Holders:
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The addresses, from holder 1 on."""
-        return tuple(self._addresses[holder] for holder in self._executed)
+        return tuple(self.address(holder) for holder in self._executed)
+
+    def address(self, holder: int) -> Address:
+        """The address of a holder that has connected."""
+        return self._addresses[holder]
 
     @property
     def is_settled(self) -> bool:
@@ -136,7 +141,7 @@ class Holders:
     def missing(self) -> dict[str, str]:
         """Return the holders that have not connected yet."""
         return {
-            holder_name(holder): "not there"
+            process_words(holder): "not there"
             for holder in self._executed
             if holder not in self._addresses
         }

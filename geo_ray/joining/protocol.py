@@ -51,6 +51,11 @@ def holder_name(holder: int) -> str:
     return rank_name(SERVER, holder) if holder else SERVER
 
 
+def process_words(holder: int) -> str:
+    """Return what a process that holds averagers is called in messages; 0 is the server itself."""
+    return f"averager process {holder + 1}" if holder else "the server of the run"
+
+
 def rank_of(peer: str) -> int:
     """Return the rank of an endpoint.
 

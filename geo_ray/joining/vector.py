@@ -103,7 +103,8 @@ class ParameterVector:
         self.share: Ranges = _joined(share)
         self.size = at
         self._params_S: Tensor | None = None
-        self._pinned = any(each.param.device.type == "cuda" for each in self._pieces)
+        devices = {each.param.device for each in self._pieces}
+        self._devices = tuple(device for device in devices if device.type == "cuda")
         self._exact = all(each.param.dtype == torch.float32 for each in self._pieces)
 
     def read(self) -> Tensor:
@@ -121,8 +122,7 @@ class ParameterVector:
                 else:
                     written = into.to(local.dtype)
                     into.add_(local.to(into.device).float() - written.float())
-        if self._pinned:
-            torch.cuda.synchronize()
+        self._await_copies()
         return params_S
 
     def part(self, ranges: Ranges) -> Tensor:
@@ -156,6 +156,7 @@ class ParameterVector:
                     local.copy_(part_S, non_blocking=self._pinned)
             for copies in self._copies:
                 _broadcast(copies, self._world_size)
+        self._await_copies()
 
     def release(self) -> bool:
         """Free the vector, unless it is pinned or holds more precision than the module.
@@ -166,6 +167,18 @@ class ParameterVector:
         if self._exact and not self._pinned:
             self._params_S = None
         return self._params_S is None
+
+    @property
+    def _pinned(self) -> bool:
+        return bool(self._devices)
+
+    def _await_copies(self) -> None:
+        """Wait for copies between GPUs and the vector, which may be changed in place after it.
+
+        The parameters need not be on the current device.
+        """
+        for device in self._devices:
+            torch.cuda.synchronize(device)
 
     def _locals(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[_Piece, Tensor]]:
         """Return pieces with elements at ``start`` to ``stop``, and their whole values."""

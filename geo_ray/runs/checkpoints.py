@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from geo_ray.base.errors import CheckpointError, GeoRayError, StoreError
 from geo_ray.experiment.checkpoint import CheckpointConfig
 from geo_ray.experiment.regions import RegionConfig
 from geo_ray.runs.directory import RunDirectory, recorded_run
 from geo_ray.storage.checkpoint import CheckpointStore
-from geo_ray.storage.manifest import shard_part_name
+from geo_ray.storage.manifest import CheckpointManifest, shard_part_name
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.storage.uri import join
 
@@ -41,6 +42,21 @@ def regions_in(parts: Collection[str], regions: Sequence[RegionConfig]) -> list[
         for region in regions
         if all(shard_part_name(region.name, i) in parts for i in range(region.ps_shards))
     ]
+
+
+SAVED_REGIONS: Final = "regions"
+"""Key of a manifest of a run whose regions join: the regions that have saved their state."""
+
+
+def regions_of(manifest: CheckpointManifest, regions: Sequence[RegionConfig]) -> list[str]:
+    """Return the regions whose state is complete in a checkpoint of any run.
+
+    The state of regions that join is in their own stores; the manifest names them.
+    """
+    if not regions[0].is_joined:
+        return regions_in({part.name for part in manifest.parts}, regions)
+    saved = manifest.extra.get(SAVED_REGIONS)
+    return [region.name for region in regions if isinstance(saved, list) and region.name in saved]
 
 
 def check_unused(store: CheckpointStore) -> None:

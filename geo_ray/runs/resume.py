@@ -21,6 +21,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.load import digest
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import start_command
 from geo_ray.runs.checkpoints import regions_in, store_of
 from geo_ray.runs.directory import CONFIG_FILE, RunDirectory
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
@@ -73,8 +74,8 @@ def check_resumable(
     if not has_checkpoint:
         raise CheckpointMissingError(
             f"{run.path} ended before its first checkpoint",
-            fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s sets how often a run "
-            "saves.",
+            fix=f"Start again with `{start_command(saved.regions)} CONFIG`; checkpoint.every_s "
+            "sets how often a run saves.",
         )
     if not wanted.is_served:  # its checkpoints can be divided again
         _check_regions(saved, wanted)
@@ -255,7 +256,7 @@ def _finished(
     else:
         fix = (
             "It has no checkpoint. For a longer run that saves more often: "
-            f"`geo-ray train CONFIG {further} --set checkpoint.every_s=10`."
+            f"`{start_command(saved.regions)} CONFIG {further} --set checkpoint.every_s=10`."
         )
     return RunFinishedError(f"{run.path} is finished after {totals.steps} steps; {model}", fix=fix)
 

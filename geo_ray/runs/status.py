@@ -14,6 +14,7 @@ from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import CheckpointError, StoreError
 from geo_ray.experiment.cluster import ClusterConfig
 from geo_ray.experiment.recorded import RecordedConfig
+from geo_ray.experiment.regions import start_command
 from geo_ray.planner.actual_cost import Spent, compare_cost
 from geo_ray.planner.plan import Plan
 from geo_ray.runs import directory
@@ -180,6 +181,8 @@ class StatusReader:
             waits_s=waits,
             strategy=None if totals.started is None else totals.started["strategy"],
             averager=self._fold.averager,
+            address=self._fold.address,
+            standby=self._fold.standby,
             regions=regions,
             refused=self._fold.refused,
             round=self._fold.round,
@@ -270,7 +273,8 @@ class StatusReader:
         if self._config.cluster.kind != "local" and not self.is_remote:
             why = why or "its supervisor has ended, and its processes with it"
         if checkpoint is None:
-            return None, why, "It has no checkpoint: start again with `geo-ray train CONFIG`."
+            start = start_command(self._config.regions)
+            return None, why, f"It has no checkpoint: start again with `{start} CONFIG`."
         return None, why, f"{resume} from checkpoint {checkpoint.id} at step {checkpoint.step:,}."
 
     def _phase(

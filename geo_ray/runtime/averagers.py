@@ -26,7 +26,7 @@ from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
 from geo_ray.joining.layout import Layout, holder_ranges
-from geo_ray.joining.protocol import SERVER, JoinTerms, holder_name
+from geo_ray.joining.protocol import SERVER, JoinTerms, process_words
 from geo_ray.joining.server import STANDBY
 from geo_ray.joining.slices import SavedRun
 from geo_ray.ray_cluster.calls import Handle, collect, kill
@@ -170,7 +170,7 @@ class AveragerProcesses:
         strategy = self._placed.strategy("bridge", number)
         spec = ProcessSpec("holder", arguments, cpus, 0.0, strategy, None, self._attempt)
         (actor,) = self._launcher.make([spec])
-        name = holder_name(number)
+        name = process_words(number)
         host, public = collect({name: actor.introduce.remote()}, _START_S)[name]
         if saved is not None:
             send_saved(actor, saved, *_range_of(saved, number, serve.holders))
@@ -196,7 +196,7 @@ class AveragerProcesses:
         """
         if holder == 0:
             return self.ask(call, *arguments)
-        name, actor = holder_name(holder), self._holders[holder - 1]
+        name, actor = process_words(holder), self._holders[holder - 1]
         return collect({name: getattr(actor, call).remote(*arguments)}, _ANSWER_S)[name]
 
     def links(self) -> dict[str, dict[str, int]]:
@@ -235,7 +235,7 @@ class AveragerProcesses:
             try:
                 self.ask_holder(holder, "check")
             except RegionLostError as error:
-                self.ask("lose_holder", holder, error.message)
+                self.ask("lose_holder", holder, f"{process_words(holder)}: {error.message}")
 
     @property
     def actor(self) -> Handle:
@@ -283,7 +283,7 @@ class AveragerProcesses:
         The server is first: its last messages may wait for the holders.
         """
         self._finish({SERVER: self.actor})
-        self._finish({holder_name(1 + n): each for n, each in enumerate(self._holders)})
+        self._finish({process_words(1 + n): each for n, each in enumerate(self._holders)})
 
     def _finish(self, actors: Mapping[str, Handle]) -> None:
         calls = {name: actor.close.remote() for name, actor in actors.items()}
@@ -302,7 +302,6 @@ class AveragerProcesses:
         lost, standby, began_s = self._server, self._standby, time.monotonic()
         if standby is None:
             return False
-        log.warning("the server is lost, and its standby replaces it: %s", cause.message)
         if lost is not None:
             kill(lost.actor)  # if it lives, it has no standby and cannot continue
         self._standby, term = None, self._term + 1
@@ -317,7 +316,13 @@ class AveragerProcesses:
         self._publish(term)
         took_s = time.monotonic() - began_s
         self._events.append(
-            {"kind": "server_replaced", "address": self.address, "term": term, "took_s": took_s}
+            {
+                "kind": "server_replaced",
+                "address": self.address,
+                "term": term,
+                "took_s": took_s,
+                "cause": cause.message,
+            }
         )
         return True
 
@@ -362,7 +367,6 @@ class AveragerProcesses:
 
     def _drop(self, standby: _Process, cause: GeoRayError) -> None:
         """Continue without a standby, which is never promoted after that."""
-        log.warning("the standby is lost: %s", cause.message)
         self._standby = None
         kill(standby.actor)
         self.ask("release_standby")

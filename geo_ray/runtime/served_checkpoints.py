@@ -31,6 +31,7 @@ from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
+from geo_ray.runs.checkpoints import SAVED_REGIONS
 from geo_ray.runs.resume import STRATEGY, check_strategy_kind, codecs_of
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
 from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest
@@ -309,7 +310,7 @@ class ServedCheckpoints:
             "lease_token": self._lease_token,
             "codecs": codecs_of(self._experiment),
             STRATEGY: self._experiment.strategy.kind,
-            "regions": list(saved),
+            SAVED_REGIONS: list(saved),
             LAYOUT: layout,
             STEPS: dict(steps),
         }

@@ -275,7 +275,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "region_left": {"region": _text, "name": _text},  # the averager's region; the region that left
     "averager_moved": {"region": _text, "term": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "term": _whole},  # it may take over
-    "server_replaced": {"address": _text, "term": _whole, "took_s": _number},
+    "server_replaced": {"address": _text, "term": _whole, "took_s": _number, "cause": _text},
     "server_standby_ready": {"address": _text, "term": _whole},  # it may take over
     "server_standby_lost": {"address": _text, "cause": _text},
     "stop_requested": {"cause": _text},
@@ -287,6 +287,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
 OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_started": {
         "averager": _or_null(_text),
+        "address": _text,
         "steps": _table(_whole),
         "links": _or_null(_text),
         "codec": _table(_or_null(_text)),
@@ -297,7 +298,11 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "flops_estimated": _flag,
         "ranks": _table(_whole),
     },
-    "step": {"learning_rate": _number},  # of the inner optimizer; null: it made no step
+    "step": {
+        "learning_rate": _number,  # of the inner optimizer; null: it made no step
+        "steps": _whole,  # behind this event, where regions exchange with a server
+        "exchange_s": _number,  # of the exchange before, without the time that others took
+    },
     "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
     "eval": {"final": _flag},
     "stop_requested": {"reason": _text},

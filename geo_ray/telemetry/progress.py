@@ -25,7 +25,10 @@ PLAIN_WAIT_EVERY_S = 4.0
 _TICK_S = 0.5
 _LONG_S = 3.0  # start-up phases that take longer show their time
 _NAMED = 3  # maximum number of listed names
-_HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
+_HEADINGS = (
+    *("region", "step", "newest loss", "samples/s"),
+    *("Mb/s out", "in", "stale", "wait", "state"),
+)
 _LEFT_OUT = ("in", "Mb/s out", "stale", "wait", "samples/s")  # on narrow terminals, in this order
 _TOLD = (
     "worker_lost",
@@ -269,13 +272,14 @@ class Progress:
     def line(self) -> str:
         """Give the state of the run as one line without markup."""
         with self._lock:
-            regions = [
-                f"{name} {region.gone} at {region.step}/{self._total_steps}"
-                if region.gone and region.step < self._total_steps
-                else f"{name} {region.step}/{self._total_steps} loss {number_text(region.loss)}"
-                for name, region in self._run.regions.items()
-            ]
+            regions = [self._region(name, each) for name, each in self._run.regions.items()]
             return " | ".join([self._overall(), *regions])
+
+    def _region(self, name: str, region: RegionNow) -> str:
+        steps = f"{region.step}/{self._total_steps}"
+        if region.gone and region.step < self._total_steps:
+            return f"{name} {region.gone} at {steps}"
+        return f"{name} {steps} newest loss {number_text(region.loss)}"
 
     def _phase(self) -> str:
         now_s = self._clock.now_s()
@@ -401,7 +405,8 @@ class Progress:
             case "standby_ready":
                 self._say(f"{escape(event['name'])} is the averager's standby")
             case "server_replaced":
-                self._say(f"[yellow]the standby serves the run[/] at {escape(event['address'])}")
+                self._say(f"[yellow]the server is lost[/]: {cause}")
+                self._say(f"the standby serves the run at {escape(event['address'])}")
             case "server_standby_ready":
                 self._say(f"a standby is ready at {escape(event['address'])}")
             case "server_standby_lost":

@@ -145,6 +145,13 @@ class RunStatus(ShownModel):
     )
     strategy: str | None = Field(default=None, description="null before training began")
     averager: str | None = Field(default=None, description="region of the averager")
+    address: str | None = Field(
+        default=None, description="where the run is served to regions that join; null: it is not"
+    )
+    standby: str | None = Field(
+        default=None,
+        description="where a standby of the server would serve it; null: none is ready",
+    )
     regions: tuple[RegionStatus, ...] = ()
     refused: str | None = Field(
         default=None, description="the newest requested change of members, if it was refused"
@@ -152,7 +159,9 @@ class RunStatus(ShownModel):
     round: int | None = Field(
         default=None, description="newest round; null if the strategy has no rounds"
     )
-    loss: float | None = Field(default=None, description="mean over regions, weighted by samples")
+    loss: float | None = Field(
+        default=None, description="mean of the newest 20 steps over regions, weighted by samples"
+    )
     samples_per_s: float = Field(
         default=0.0, description="samples per second of all members, over the last 10 s"
     )
@@ -184,7 +193,7 @@ class RunStatus(ShownModel):
         """See `ShownModel.view`."""
         line = f"{self.run}: {self.phase}"
         if self.loss is not None:
-            line += f", loss {number_text(self.loss)}"
+            line += f", mean loss {number_text(self.loss)}"
         if self.is_going and self.left_s is not None:
             line += f", about {coarse_text(self.left_s)} left"
         if self.code is not None:
@@ -199,7 +208,7 @@ class RunStatus(ShownModel):
             )
             for each in self.regions
         ]
-        return line, ("region", "state", "step", "loss", "samples/s"), rows
+        return line, ("region", "state", "step", "mean loss", "samples/s"), rows
 
 
 _STATES: Final = {
@@ -425,6 +434,8 @@ class StatusFold:
         self._lost: dict[str, tuple[str, float]] = {}  # region -> cause and time
         self._members = MembersFold()
         self.averager: str | None = None
+        self.address: str | None = None  # of the server of a run that regions join
+        self.standby: str | None = None  # of its standby
         self.saved_s: dict[object, float] = {}  # checkpoint -> time
         self._reached_s: float | None = None
         self._restarts: dict[str, int] = {}
@@ -438,6 +449,13 @@ class StatusFold:
             case "run_started":
                 self._lost = {}
                 self.averager = event.fields.get("averager") or None  # "": in no region
+                self.address, self.standby = event.fields.get("address"), None
+            case "server_replaced":
+                self.address, self.standby = event["address"], None
+            case "server_standby_ready":
+                self.standby = event["address"]
+            case "server_standby_lost":
+                self.standby = None
             case "averager_moved":
                 self.averager = event["region"]
             case "region_lost":
@@ -592,6 +610,9 @@ def status_lines(status: RunStatus, width: int | None = None) -> list[str]:
     rows += [] if status.message is None else [("cause", _one_line(status.message))]
     rows += [] if status.fix is None else [("fix", _one_line(status.fix))]
     rows.append(("run actor", _run_actor(status)))
+    if status.address is not None and status.is_going is not False:
+        standby = "no standby" if status.standby is None else f"standby at {status.standby}"
+        rows.append(("served at", f"{status.address}, {standby}"))
     members = [region for region in status.regions if region.lost_cause is None]
     rows += [
         ("member" if number == 0 else "", _region(each)) for number, each in enumerate(members)
@@ -640,7 +661,7 @@ def _region(region: RegionStatus) -> str:
     if region.steps is not None:
         steps += f" of {region.steps:,}"
     ranks = [] if region.ranks is None else [counted(region.ranks, "rank")]
-    loss = f"loss {number_text(region.loss)}"
+    loss = f"mean loss {number_text(region.loss)}"
     parts = [*ranks, steps, counted(region.exchanges, "exchange"), loss]
     if region.has_speed:
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
@@ -656,7 +677,7 @@ def _region(region: RegionStatus) -> str:
 
 
 def _training(status: RunStatus) -> str:
-    parts = [f"loss {number_text(status.loss)}"]
+    parts = [f"mean loss {number_text(status.loss)} of the newest {_NEWEST} steps"]
     if status.is_going is not False and any(region.has_speed for region in status.regions):
         parts.append(f"{number_text(status.samples_per_s)} samples/s")
         parts += speed_texts(status.tokens_per_s, status.mfu, estimated=status.mfu_is_estimated)

@@ -446,7 +446,7 @@ def note_text(event: Event) -> str:
 
 def _detail(region: RegionStatus) -> str:
     return (
-        f"step {region.step:,}, loss {number_text(region.loss)}, "
+        f"step {region.step:,}, mean loss {number_text(region.loss)}, "
         f"{number_text(round(region.samples_per_s, 1))} samples/s"
     )
 

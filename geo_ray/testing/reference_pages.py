@@ -69,6 +69,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "seed": "seed of the run",
             "simulated": "true for `geo-ray simulate`; times are then virtual",
             "averager": "the averager's region at the start",
+            "address": "where the run is served to regions that join",
             "steps": "steps to apply, by region",
             "links": "the kind of links in words: emulated, simulated or real",
             "codec": "codec of each direction, `up` and `down`; `null`: none",
@@ -90,6 +91,9 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "wait_s": "seconds of waiting",
             "start_s": "when computing began",
             "learning_rate": "of the inner optimizer's newest step; null: it made none",
+            "steps": "where regions join or are groups: steps since the region's last exchange",
+            "exchange_s": "where regions join or are groups: seconds of the region's exchange "
+            "before, without waiting for other regions; 0: not measured",
         },
     ),
     "exchange": (
@@ -272,6 +276,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "address": "where the run is served now",
             "term": "number of the server",
             "took_s": "seconds from the loss being noticed",
+            "cause": "why the other process is lost",
         },
     ),
     "server_standby_ready": (

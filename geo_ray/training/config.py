@@ -13,11 +13,11 @@ the error names the region and the phase.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from geo_ray.base.model import StrictModel
+from geo_ray.base.model import MessageWords, StrictModel
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import CodecConfig
 from geo_ray.strategies.traits import Traits
@@ -311,8 +311,10 @@ class AveragerConfig(StrictModel):
     region: str | None = Field(
         None, description="region whose bridge hosts the averager; default: the first"
     )
-    standby: str | None = Field(
-        None, description="region that takes over if `region` is lost; auto: any region"
+    standby: Annotated[str, MessageWords("auto, the name of a region")] | None = Field(
+        None,
+        description="region that takes over if `region` is lost; auto: any region, or where "
+        "regions join or are groups, a process of the run's own cluster",
     )
     next_standbys: tuple[str, ...] = Field(
         (),

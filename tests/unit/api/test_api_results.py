@@ -170,7 +170,7 @@ ENDED = ProgramResult(PROGRAM, "threads", {"ranker": 1}, 90.0, (), {})
 @pytest.mark.parametrize(
     ("result", "line", "cells"),
     [
-        (STATUS, "<RunStatus runs/a: training, loss 0.25, about 42 s left>", "1,200 of 2,000"),
+        (STATUS, "<RunStatus runs/a: training, mean loss 0.25, about 42 s left>", "1,200 of 2,000"),
         (SUMMARY, "<Summary sma, seed 0: 1,200 steps in 1:30, accuracy 0.5>", "4.1 MB"),
         (QUEUE, "<QueueReport q: fifo, 1 job, 0 running, 1 waiting, not served>", "a&lt;b&gt;"),
         (CLUSTER, "<ClusterReport lab: up, 1 machine, 1.25 USD/h, 3 USD so far>", "m5.large"),

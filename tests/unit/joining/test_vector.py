@@ -74,3 +74,20 @@ def test_fp32_is_read_exactly() -> None:
         module.bias.fill_(3.3e38)
     expected = torch.cat([module.weight.reshape(-1), module.bias]).detach()
     assert torch.equal(vector.read(), expected)
+
+
+def test_copies_are_awaited_on_the_devices_of_the_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The current device may be another one, and the vector is changed in place after a write."""
+    awaited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", awaited.append)
+    vector = vector_of(nn.Linear(2, 1))
+    params_S = vector.read()
+    assert awaited == []
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(vector, "_devices", (gpu,))
+    vector.read()
+    assert awaited == [gpu]
+    vector.write(params_S)
+    assert awaited == [gpu, gpu]

@@ -177,7 +177,7 @@ def test_a_killed_driver_s_run_trains_on_while_its_supervisor_restarts_it(tmp_pa
     assert found.fix == f"`geo-ray train --resume {run.path}` watches it."
     assert [(each.state, each.samples_per_s) for each in found.regions] == [("trains on", 0.0)] * 2
     shown = CliRunner().invoke(command, [str(run.path)]).stdout
-    assert "loss 0.5208, trains on" in shown
+    assert "mean loss 0.5208, trains on" in shown
 
 
 @pytest.mark.parametrize(
@@ -363,10 +363,10 @@ def test_the_lines(run: RunDirectory) -> None:
     assert lines[1].startswith("  run actor  host ")
     assert lines[1].endswith(": alive")
     assert lines[2:] == [
-        "  member     eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, 1 worker lost, "
-        "computing",
+        "  member     eu: step 4 of 10, 0 exchanges, mean loss 0.5208, 16 samples/s, "
+        "1 worker lost, computing",
         "  lost       us after step 4: its bridge is gone",
-        "  training   loss 0.5208, 16 samples/s, averager in eu, "
+        "  training   mean loss 0.5208 of the newest 20 steps, 16 samples/s, averager in eu, "
         "target accuracy at least 0.9: not reached",
         "  saved      no checkpoint yet",
         "  spent      4.0 s, 0 B between regions",

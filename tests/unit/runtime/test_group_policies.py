@@ -26,6 +26,7 @@ from geo_ray.base.errors import (
     RankOutOfMemoryError,
     RegionLostError,
 )
+from geo_ray.base.load import dump_yaml
 from geo_ray.base.restarts import Restarts
 from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.service import Stage
@@ -222,6 +223,86 @@ def test_configurations_that_are_refused(changes: dict[str, Any], message: str) 
         geo_ray.load_config(CONFIG | changes)
 
 
+def refusal(changes: dict[str, Any]) -> list[str]:
+    """Return the problems of a configuration, a line each, without the advice."""
+    with pytest.raises(ConfigError) as refused:
+        geo_ray.load_config(CONFIG | changes)
+    return [line.strip() for line in refused.value.message.splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "where"),
+    [
+        (({"join": True}, {"join": True}), "where regions join"),
+        (({"group": {"loop": "a.py:b"}}, {"join": True}), "where regions join or are groups"),
+        (
+            ({"group": {"loop": "a.py:b"}}, {"group": {"loop": "a.py:b"}}),
+            "where regions are groups",
+        ),
+    ],
+)
+def test_all_problems_of_a_served_run_are_reported(
+    kinds: tuple[dict[str, Any], ...], where: str
+) -> None:
+    changes = {
+        "regions": [{"name": "eu", "workers": 2, **kinds[0]}, {"name": "us", **kinds[1]}],
+        "overlay": {"kind": "netstorm"},
+        "device": "cuda",
+        "train": {
+            "steps": 4,
+            "eval_every": 2,
+            "clip_norm": 1.0,
+            "patience": 1,
+            "keep_best": {"metric": "loss", "mode": "min"},
+        },
+        "checkpoint": {"retry_s": 5.0},
+        "averager": {"standby": "eu", "failover_s": 1.0},
+        "members": {"min": 3},
+        "serve": {"holders": 2},
+        "codec": {"up": {"kind": "dgt"}},
+    }
+    lines = refusal(changes)
+    for key in (
+        "workers of 'eu'",
+        "overlay",
+        "device",
+        "train.clip_norm",
+        "train.keep_best",
+        "checkpoint.retry_s",
+        "averager.failover_s",
+        "codec.up",
+    ):
+        (line,) = (line for line in lines if key in line)
+        assert f"not supported {where}; omit it" in line
+    (standby,) = (line for line in lines if line.startswith("averager.standby"))
+    assert f"{where}, the standby is a process of the run's own cluster" in standby
+    assert any(line.startswith("members.min") and "has 2 regions" in line for line in lines)
+    assert any(line.startswith("serve.holders") for line in lines)
+    assert any("watches the metric of `train.target`" in line for line in lines)
+    assert len(lines) == 11
+
+
+def test_a_section_that_is_not_supported_causes_no_further_problems() -> None:
+    lines = refusal({"overlay": {"kind": "binary"}, "members": {"min": 1}, "transfers": {}})
+    assert [line.partition(" ")[0] for line in lines] == ["overlay", "transfers"]
+
+
+def test_problems_of_names_are_reported_with_unsupported_keys() -> None:
+    twice = [{"name": "eu", "join": True}, {"name": "eu", "join": True}]
+    lines = refusal({"regions": twice, "emulate": {"step_s": 0.1}, **TASK})
+    assert [line.partition(" ")[0] for line in lines] == [
+        "emulate",
+        "regions",
+        "task",
+        "optimizer",
+    ]
+
+
+def test_a_standby_that_is_no_text_is_refused_with_the_words_that_exist() -> None:
+    (line,) = refusal({"averager": {"standby": True}})
+    assert line.endswith("got true, expected auto, the name of a region, or null")
+
+
 def test_a_region_with_workers_next_to_joining_ones_can_be_a_group() -> None:
     def started(**eu: Any) -> dict[str, Any]:
         return CONFIG | TASK | {"regions": [{"name": "eu"} | eu, {"name": "us", "join": True}]}
@@ -248,6 +329,15 @@ def test_a_region_with_workers_next_to_joining_ones_can_be_a_group() -> None:
 def test_a_run_with_checkpoints_saves_at_its_end(checkpoint: dict[str, Any], saves: bool) -> None:
     experiment = geo_ray.load_config(CONFIG | {"checkpoint": checkpoint})
     assert terms_of(experiment).saves_at_end is saves
+
+
+def test_rounds_replace_seconds_between_checkpoints(tmp_path: Path) -> None:
+    experiment = geo_ray.load_config(CONFIG | {"checkpoint": {"every_rounds": 2}})
+    assert experiment.checkpoint.every_s is None
+    (tmp_path / "dumped.yaml").write_text(dump_yaml(experiment))
+    assert geo_ray.load_config(tmp_path / "dumped.yaml") == experiment
+    (line,) = refusal({"checkpoint": {"every_rounds": 2, "every_s": 60.0}})
+    assert line.startswith("checkpoint.every_s ") and "set every_s to null" in line
 
 
 @pytest.mark.parametrize(

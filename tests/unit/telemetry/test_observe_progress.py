@@ -50,14 +50,14 @@ def test_plain_lines_come_at_most_every_two_seconds() -> None:
     rows = [started()] + [step("east", n, n / 10, compute_s=0.1) for n in range(1, 101)]
     lines = plain_lines(rows, VirtualClock(), total=100)
     assert [line.split()[0] for line in lines] == ["2", "4", "6", "8", "10"]
-    assert "east 20/100 loss 0.1" in lines[0]
+    assert "east 20/100 newest loss 0.1" in lines[0]
     assert "about 8 s left" not in lines[0]  # the other region has not begun
 
 
 def test_the_last_state_is_printed_at_the_end() -> None:
     lines = plain_lines([started(), step("east", 1, 0.5)], VirtualClock())
     assert len(lines) == 1
-    assert "east 1/4 loss 2 | west 0/4 loss -" in lines[0]
+    assert "east 1/4 newest loss 2 | west 0/4 newest loss -" in lines[0]
 
 
 def test_a_progress_that_was_never_fed_prints_nothing() -> None:
@@ -153,6 +153,28 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
         "east has left",
         "west has left: its machine will be terminated; it will rejoin",
         "going on",
+    ]
+
+
+def test_the_loss_of_a_server_is_told_before_its_replacement() -> None:
+    stream = io.StringIO()
+    progress = Progress(4, REGIONS, Console(file=stream, width=200), plain=True)
+    rows: list[Row] = [
+        (
+            "server_replaced",
+            1.0,
+            {"address": "geo-ray://b:1", "term": 2, "took_s": 0.5, "cause": "signal 9"},
+        ),
+        ("server_standby_ready", 2.0, {"address": "a:1", "term": 2}),
+        ("server_standby_lost", 3.0, {"address": "a:1", "cause": "signal 15"}),
+    ]
+    for event in events(rows):
+        progress.feed(event)
+    assert stream.getvalue().splitlines() == [
+        "the server is lost: signal 9",
+        "the standby serves the run at geo-ray://b:1",
+        "a standby is ready at a:1",
+        "the standby is lost: signal 15",
     ]
 
 
@@ -297,7 +319,7 @@ def test_a_region_that_is_gone_is_called_so_and_nobody_waits_for_its_steps() -> 
     for event in events([step("west", n, 10.0 + n / 100) for n in (1, 101)]):
         progress.feed(event)
     assert "about 1 s left" in progress.line()  # 101 steps in the second since it came
-    assert "west 101/110 loss" in progress.line()
+    assert "west 101/110 newest loss" in progress.line()
     progress.feed(Event("region_drained", 12.0, {"region": "west"}))
     line = progress.line()
     assert "about 1 s left" in line and line.endswith("west drained at 101/110")
@@ -307,7 +329,7 @@ def test_a_run_that_was_resumed_without_a_region_says_so() -> None:
     progress = quiet(total=10)
     for event in events([started(regions=["east"]), step("east", 1, 1.0)]):
         progress.feed(event)
-    assert progress.line().endswith("east 1/10 loss 2 | west absent at 0/10")
+    assert progress.line().endswith("east 1/10 newest loss 2 | west absent at 0/10")
 
 
 def test_a_simulation_tells_of_no_checkpoint_as_it_writes_none() -> None:

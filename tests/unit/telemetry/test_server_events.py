@@ -11,7 +11,7 @@ from geo_ray.telemetry.view import note_text
 
 VALUES = {"address": "geo-ray://10.0.0.2:7448", "term": 2, "took_s": 0.5, "cause": "killed"}
 FIELDS = {
-    "server_replaced": ("address", "term", "took_s"),
+    "server_replaced": ("address", "term", "took_s", "cause"),
     "server_standby_ready": ("address", "term"),
     "server_standby_lost": ("address", "cause"),
 }
