@@ -127,7 +127,11 @@ class Holders:
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The addresses, from holder 1 on."""
-        return tuple(self._addresses[holder] for holder in self._executed)
+        return tuple(self.address(holder) for holder in self._executed)
+
+    def address(self, holder: int) -> Address:
+        """The address of a holder that has connected."""
+        return self._addresses[holder]
 
     @property
     def is_settled(self) -> bool:

@@ -5,7 +5,8 @@ answers, the link tells it which messages it has received, and sends the message
 earlier one had not confirmed: a standby continues where the lost server was. A server that does not
 know the rank has begun again from a checkpoint; the rank's training ends then.
 
-Payloads of slices that other processes hold (`geo_ray.joining.holder`) go directly to these.
+Payloads of slices that other processes hold (`geo_ray.joining.holder`) go directly to these. The
+link tells the server which of them it has no connection to.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ RECEIVED: Final = "received"
 """Answer of the server to a message: messages of each lane that it has."""
 REPLACED: Final = "replaced"
 """Answer to `RESUME`: the server does not know the rank."""
+UNREACHED: Final = "unreached"
+"""Message of a rank: the holders that it has no connection to, and why."""
+_LOOK_S: Final = 0.5
+_LOOK: Final = -1  # in place of an attempt: a connection to a holder has changed
+_BEGIN: Final = -2  # a training begins, whose server knows of no missing connection
 
 
 class ServerLink:
@@ -69,7 +75,8 @@ class ServerLink:
         self._order = threading.Lock()  # of numbers and of messages in the endpoint
         self._server_attempt: int | None = None
         self._holders: list[str] = []
-        self._resumes: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # attempts of servers
+        self._reported: set[int] | None = set()  # holders, see `lacking`; None: not sent yet
         identity = EndpointIdentity(credentials.run_id, name, incarnation, credentials.key)
         self._endpoint = Endpoint(
             identity,
@@ -79,7 +86,7 @@ class ServerLink:
             certificate=credentials.certificate,
             reuse=False,  # between exchanges, the loop may need the memory
         )
-        self._thread = threading.Thread(target=self._resume_all, name="geo-ray-link", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="geo-ray-link", daemon=True)
         self._thread.start()
 
     def connect(self, timeout_s: float) -> None:
@@ -98,16 +105,20 @@ class ServerLink:
         return found is not None and found["connected"]
 
     def connect_holders(self, addresses: Sequence[Address], timeout_s: float) -> None:
-        """Connect to the holders of slices, from holder 1 on.
+        """Connect to the holders of slices, from holder 1 on, when a training begins.
 
         Raises:
-            LinkDownError: one does not answer in time.
+            LinkDownError: one does not answer in time. The link tries on, and tells the server.
         """
-        self._holders = [holder_name(1 + index) for index in range(len(addresses))]
-        for name, address in zip(self._holders, addresses, strict=True):
+        names = [holder_name(1 + index) for index in range(len(addresses))]
+        for name, address in zip(names, addresses, strict=True):
             self._endpoint.connect(name, address)
-        words = {name: process_words(1 + index) for index, name in enumerate(self._holders)}
-        self._await_connected(words, timeout_s)
+        try:
+            words = {name: process_words(1 + index) for index, name in enumerate(names)}
+            self._await_connected(words, timeout_s)
+        finally:
+            self._holders = names
+            self._events.put(_BEGIN)
 
     def _await_connected(self, words: Mapping[str, str], timeout_s: float) -> None:
         """Wait until processes are connected.
@@ -129,12 +140,19 @@ class ServerLink:
             ]
             raise LinkDownError(f"no connection to {', '.join(causes)}") from None
 
-    def send_to(self, holder: int, message: Message) -> None:
+    @property
+    def lacking(self) -> dict[int, str]:
+        """The holders without a connection, and the last error of each."""
+        stats = self._endpoint.stats()
+        found = {rank_of(name): stats[name] for name in self._holders}
+        return {h: each["last_error"] or "" for h, each in found.items() if not each["connected"]}
+
+    def send_to(self, holder: int, message: Message, deadline_s: float | None = None) -> None:
         """Queue a message for the holder of a slice; see `send` for holder 0."""
         if holder:
-            self._endpoint.send(holder_name(holder), message)
+            self._endpoint.send(holder_name(holder), message, deadline_s)
         else:
-            self.send(message)
+            self.send(message, deadline_s)
 
     def send(self, message: Message, deadline_s: float | None = None) -> None:
         """Queue a message; see `Endpoint.send`. It is kept until a server has confirmed it."""
@@ -170,7 +188,7 @@ class ServerLink:
 
     def close(self, drain_s: float) -> None:
         """Send what is queued, and close the connection."""
-        self._resumes.put(None)
+        self._events.put(None)
         self._thread.join(drain_s)
         self._endpoint.close(drain_s)
 
@@ -213,17 +231,41 @@ class ServerLink:
             log.warning("%s", error.message)
 
     def _on_server(self, peer: str, attempt: int, connected: bool) -> None:
-        if peer == SERVER and connected and attempt != self._server_attempt:
+        if peer != SERVER:
+            self._events.put(_LOOK)
+        elif connected and attempt != self._server_attempt:
             if self._server_attempt is not None:
-                self._resumes.put(attempt)
+                self._events.put(attempt)
             self._server_attempt = attempt
 
-    def _resume_all(self) -> None:
-        """Continue with every new server process; a receiving thread must not wait."""
-        while (attempt := self._resumes.get()) is not None:
-            log.warning("another process serves the run now (term %d)", attempt)
+    def _run(self) -> None:
+        """Do what a receiving thread must not wait for: resume, and report missing connections."""
+        while (event := self._next_event()) is not None:
             with suppress(LinkDownError):  # closed
-                self._resume()
+                if event == _BEGIN:
+                    self._reported = set()
+                elif event != _LOOK:
+                    log.warning("another process serves the run now (term %d)", event)
+                    self._resume()
+                self._report()
+
+    def _next_event(self) -> int | None:
+        """Return the next event; `_LOOK` from time to time while a connection is missing."""
+        try:
+            return self._events.get(timeout=None if self._reported == set() else _LOOK_S)
+        except queue.Empty:
+            return _LOOK
+
+    def _report(self) -> None:
+        """Tell the server which holders have no connection, if it does not know that."""
+        lacking = self.lacking
+        if lacking.keys() == self._reported:
+            return
+        meta: Meta = {"holders": [*lacking], "causes": [*lacking.values()]}
+        self._reported = None
+        with suppress(DeadlineExceededError):
+            self.send(Message(UNREACHED, meta, b"", "control", CONTROL), 0.0)
+            self._reported = {*lacking}
 
     def _resume(self) -> None:
         """Tell a new server what each side has, and send again what it may lack."""

@@ -40,6 +40,7 @@ class RegionRanks:
         sent_bytes: payload of that update in all slices.
         headers: headers of the update that is being sent, with the rank's rows, by rank.
         finished: ranks that have ended.
+        unreached: holders of slices to which a rank has no connection, and why, by rank.
     """
 
     name: str
@@ -53,6 +54,7 @@ class RegionRanks:
     sent_bytes: int = 0
     headers: dict[int, tuple[UpdateMessage, int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
+    unreached: dict[int, Mapping[int, str]] = field(default_factory=dict)
     _parts: dict[int, StagedPart] = field(default_factory=dict)  # by slice
     _losses: dict[int, float] = field(default_factory=dict)  # of ranks that report one
     _buffers: dict[int, Tensor] = field(default_factory=dict)  # uint8 (E,), by rank

@@ -88,6 +88,13 @@ class RequestStop:
 
 
 @dataclass(frozen=True, slots=True)
+class SetInterval:
+    """Change the steps between exchanges; see `JoinService.set_interval`."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class BeginSave:
     """Begin a checkpoint; see `JoinService.begin_save`."""
 
@@ -109,11 +116,11 @@ class Attach:
     """Make the receiver of the log the standby."""
 
 
-Op = Received | Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
-_Plain = Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
+_Plain = Tick | LoseRegion | LoseHolder | RequestStop | SetInterval | BeginSave | EndSave | Attach
+Op = Received | _Plain
 _PLAIN: Final[dict[str, type[_Plain]]] = {
     each.__name__: each
-    for each in (Tick, LoseRegion, LoseHolder, RequestStop, BeginSave, EndSave, Attach)
+    for each in (Tick, LoseRegion, LoseHolder, RequestStop, SetInterval, BeginSave, EndSave, Attach)
 }
 
 
@@ -344,6 +351,8 @@ class ReplicatedService:
                     return self._numbered(service.lose(region, cause))
                 case RequestStop():
                     return self._numbered(service.request_stop())
+                case SetInterval(steps):
+                    return self._numbered(service.set_interval(steps))
                 case BeginSave(checkpoint, keep, timeout_s, halt):
                     return self._numbered(
                         service.begin_save(checkpoint, keep, timeout_s, halt=halt)

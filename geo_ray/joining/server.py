@@ -46,6 +46,7 @@ from geo_ray.joining.replication import (
     ReplicatedService,
     RequestStop,
     ServiceEntry,
+    SetInterval,
     Tick,
 )
 from geo_ray.joining.service import Stage
@@ -84,7 +85,8 @@ class JoinServer:
         host: where to listen.
         port: where to listen; 0 takes a free one.
         transport: settings of connections.
-        lost_after_s: a region is lost if one of its ranks is not connected for so long.
+        lost_after_s: a region is lost if one of its ranks is not connected for so long, to this
+            server or to another process that holds slices.
         resumed: the checkpoint from which the run continues; None: it begins.
         least: with fewer regions, the others wait for one that was lost to join again.
         wait_s: longest such wait, and longest time between updates of the ranks of a region.
@@ -120,7 +122,7 @@ class JoinServer:
         self._ticked = 0  # number of the newest `Tick`
         self._trimmed = 0  # commits after which the heap was trimmed
         self._lost_after_s, self._wait_s = lost_after_s, wait_s
-        self._away_s: dict[str, float] = {}
+        self._absences = Absences(lost_after_s)
         self._senders: dict[str, _Sender] = {}
         self._closing = threading.Event()
         attempt = time.time_ns() // 1_000_000 if term is None else term
@@ -164,19 +166,24 @@ class JoinServer:
         with self.lock:
             awaited = {peer for peer in stats if self.service.is_awaited(peer)}
             awaited |= {STANDBY} if self._log.has_standby else set()
-        for peer, each in stats.items():
-            if each["connected"] or peer not in awaited:
-                self._away_s.pop(peer, None)
-            elif now_s - self._away_s.setdefault(peer, now_s) > self._lost_after_s:
-                self._away_s.pop(peer)
-                if peer == STANDBY:
-                    self._fence("its standby cannot be reached")
-                    return
-                away = f"has been away for {self._lost_after_s:g} s"
-                if region_of(peer) == SERVER:
-                    self.lose_holder(rank_of(peer), f"{process_words(rank_of(peer))} {away}")
-                else:
-                    self.lose(region_of(peer), f"rank '{peer}' {away}")
+            unreached = self.service.unreached()
+        away = {peer for peer in awaited & stats.keys() if not stats[peer]["connected"]}
+        # A holder that is away itself is lost for all regions.
+        apart = {key for key in unreached if holder_name(key[1]) not in away}
+        for peer, holder in self._absences.late({(peer, 0) for peer in away} | apart, now_s):
+            after = f"for {self._lost_after_s:g} s"
+            if holder:
+                cause = f"rank '{peer}' has had no connection {after} to {unreached[peer, holder]}"
+                self.lose(region_of(peer), cause)
+            elif peer == STANDBY:
+                self._fence("its standby cannot be reached")
+                return
+            elif region_of(peer) == SERVER:
+                self.lose_holder(
+                    rank_of(peer), f"{process_words(rank_of(peer))} has been away {after}"
+                )
+            else:
+                self.lose(region_of(peer), f"rank '{peer}' has been away {after}")
 
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""
@@ -192,6 +199,11 @@ class JoinServer:
         """Ask every region to finish."""
         with self.lock:
             self._offer(RequestStop())
+
+    def set_interval(self, steps: int) -> None:
+        """Change the steps between exchanges; see `JoinService.set_interval`."""
+        with self.lock:
+            self._offer(SetInterval(steps))
 
     def begin_save(
         self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
@@ -365,6 +377,32 @@ class JoinServer:
 def _is_rank(peer: str) -> bool:
     """Return whether an endpoint is the rank of a region."""
     return peer != STANDBY and region_of(peer) != SERVER
+
+
+class Absences:
+    """Connections that are missing, and since when.
+
+    A connection is that of an endpoint to a holder; holder 0 is the server.
+
+    Args:
+        longest_s: a connection that is missing for longer is late.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._since_s: dict[tuple[str, int], float] = {}
+
+    def late(self, missing: AbstractSet[tuple[str, int]], now_s: float) -> list[tuple[str, int]]:
+        """Return the connections that are late, in their order; their time begins again.
+
+        Args:
+            missing: those that are missing now.
+            now_s: present time.
+        """
+        since_s = {key: self._since_s.get(key, now_s) for key in sorted(missing)}
+        found = [key for key, at_s in since_s.items() if now_s - at_s > self._longest_s]
+        self._since_s = {key: at_s for key, at_s in since_s.items() if key not in found}
+        return found
 
 
 class _Sender(threading.Thread):

@@ -41,6 +41,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.joining.holder import RANK_FIELDS, Holders, read_sizes, read_staged, reply_bytes
 from geo_ray.joining.layout import Layout, holder_starts, slices_of
+from geo_ray.joining.link import UNREACHED
 from geo_ray.joining.pieces import PIECE, divided, size_of
 from geo_ray.joining.protocol import (
     SERVER,
@@ -50,6 +51,7 @@ from geo_ray.joining.protocol import (
     Welcome,
     copy_message,
     number_of,
+    process_words,
     rank_name,
     rank_of,
     refusal_to,
@@ -67,6 +69,7 @@ from geo_ray.joining.slices import (
     DivideOrder,
     FinishOrder,
     ForgetOrder,
+    IntervalOrder,
     LeaveOrder,
     Order,
     Relayed,
@@ -259,6 +262,9 @@ class JoinService:
                 return []
             if message.kind == "finished":
                 return self._on_finished(peer)
+            if message.kind == UNREACHED:
+                self._on_unreached(peer, message.meta)
+                return []
             if message.kind in ("part", "saved", "unsaved"):
                 return self._on_save(peer, message)
             if message.kind == "failed":
@@ -346,7 +352,7 @@ class JoinService:
             what = f"{len(self._regions)} regions take part, members.min is {self._least}"
             self._emit("run_paused", cause=f"{what}; lost: {', '.join(self._held)}")
         else:
-            found += self._answers(self._execute(LeaveOrder(region=region)))
+            found += self._answers(self._leave(region))
         if region == self._donor and not all(self._copied.values()):
             for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
@@ -359,13 +365,17 @@ class JoinService:
     def _stop_joining(self, region: str) -> None:
         """Forget that a region waits for the next barrier."""
         if self._joining.pop(region, None) is not None:
-            self._execute(
-                LeaveOrder(region=region)
-            )  # it is no member yet, so that nothing is answered
+            self._leave(region)  # it is no member yet, so that nothing is answered
+
+    def _leave(self, region: str) -> Answers:
+        return self._execute(LeaveOrder(region=region, now_s=self._now_s()))
 
     def lose(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region, and tell its ranks, which may be connected again."""
-        error = RegionLostError(f"the run continues without region '{region}': {cause}")
+        error = RegionLostError(
+            f"the run continues without region '{region}': {cause}",
+            fix="Start its loop again, where it reaches the run's address and all its holders.",
+        )
         return self._gated(self._refuse(region, error) + self._on_lost(region, cause))
 
     def check_held(self, longest_s: float) -> list[Outbound]:
@@ -393,7 +403,7 @@ class JoinService:
             self._emit("run_resumed")
         for name in list(self._held):
             del self._held[name]
-            found += self._answers(self._execute(LeaveOrder(region=name)))
+            found += self._answers(self._leave(name))
         return found
 
     def awaited(self) -> dict[str, tuple[float, str | None]]:
@@ -425,6 +435,25 @@ class JoinService:
         region = self._joining.get(name) or self._regions.get(name)
         return region is not None and 0 <= number_of(peer) < region.world_size
 
+    def unreached(self) -> dict[tuple[str, int], str]:
+        """Return what is missing between ranks and the other processes that hold slices.
+
+        Returns:
+            Descriptions, by endpoint of the rank and number of the holder. Only while that keeps
+            back an exchange or the end of the run.
+        """
+        if self.failure is not None or self.stage in (Stage.DONE, Stage.STOPPED):
+            return {}
+        found = {}
+        for region in {**self._regions, **self._joining}.values():
+            for rank, holders in region.unreached.items():
+                for holder, cause in holders.items():
+                    host, port = self._holders.address(holder)
+                    what = f"{process_words(holder)} at {host}:{port}"
+                    peer = rank_name(region.name, rank)
+                    found[peer, holder] = what + (f" ({cause})" if cause else "")
+        return found
+
     def check_late(self, longest_s: float) -> list[Outbound]:
         """Continue without regions whose ranks do not all send an update that others have sent.
 
@@ -447,6 +476,16 @@ class JoinService:
         """Ask every region to finish with its next answer."""
         self._execute(FinishOrder())
         return self._gated(self._release())
+
+    def set_interval(self, steps: int) -> list[Outbound]:
+        """Change the steps between exchanges, from the next answer to each region on.
+
+        All ranks of a region get it with the same answer, and with rounds all regions do. It has no
+        effect before the run trains.
+        """
+        if self.stage is Stage.TRAINING and self.failure is None:
+            self._execute(IntervalOrder(steps=steps))
+        return self._gated([])
 
     # ------------------------------------------------------------------ holders
 
@@ -568,7 +607,7 @@ class JoinService:
             about = self._met()
             names = [name for name, region in self._regions.items() if region.saves]
             return self._gated(found + self._all("save", names, about))
-        return self._gated(found + self._answers(self._execute(ChangeOrder())))
+        return self._gated(found + self._answers(self._change()))
 
     @property
     def saves(self) -> bool:
@@ -794,7 +833,10 @@ class JoinService:
         ready = [name for name in ready if name not in self._held]
         if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
-        return self._answers(self._execute(ChangeOrder(joins=(min(ready),))))
+        return self._answers(self._change(min(ready)))
+
+    def _change(self, *joins: str) -> Answers:
+        return self._execute(ChangeOrder(joins=joins, now_s=self._now_s()))
 
     def _at_barrier(self, replies: Sequence[ReplyMessage]) -> None:
         """Make the joining regions members."""
@@ -1071,8 +1113,10 @@ class JoinService:
             "step",
             region=name,
             step=region.steps,
+            steps=first.steps,
             samples=first.num_samples,
             loss=sent.loss,
+            exchange_s=first.exchange_s,
             compute_s=compute_s,
             wait_s=max(0.0, now_s - before_s - compute_s),
             start_s=now_s - compute_s,
@@ -1219,6 +1263,21 @@ class JoinService:
         """Return a message for all ranks of some regions."""
         message = Message(kind, about or {}, b"", "control", CONTROL)
         return [Outbound(peer, message) for name in names for peer in self._regions[name].peers]
+
+    def _on_unreached(self, peer: str, meta: Meta) -> None:
+        """Record to which holders a rank has no connection now.
+
+        Raises:
+            FrameError: there is no such holder.
+        """
+        name, rank = region_of(peer), rank_of(peer)
+        holders, causes = fields.counts(meta, "holders"), fields.texts(meta, "causes")
+        known = all(self._holders.is_known(holder) for holder in holders)
+        if not known or len(holders) != len(causes):
+            raise FrameError(f"'{peer}' misses holders {[*holders]}, with {len(causes)} causes")
+        region = self._joining.get(name) or self._regions.get(name)
+        if region is not None and rank < region.world_size:
+            region.unreached[rank] = dict(zip(holders, causes, strict=True))
 
     def _on_failed(self, peer: str, meta: Meta) -> list[Outbound]:
         """Handle the end of a rank's loop by an error: the other ranks cannot continue."""

@@ -31,6 +31,7 @@ from geo_ray.base.errors import (
     CheckpointError,
     CheckpointMismatchError,
     ConfigError,
+    DeadlineExceededError,
     GeoRayError,
     JoinRefusedError,
     LinkDownError,
@@ -107,6 +108,7 @@ _AGAIN_S: Final = 60.0
 _CAUSE_CHARS: Final = 500
 _MARKS: Final = (ADDRESSEE, "slice", "save", "halts", "cuts", SIZE)
 """Fields of an answer that are not the strategy's."""
+_NOBODY: Final = -1  # number of no holder
 _MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
@@ -234,6 +236,7 @@ class JoinedRegion:
         self._link = ServerLink(
             ranks.name, ranks.attempt, credentials, book, self._on_message, transport
         )
+        self._holders = _Holders(self._link, self._mail, transport.send_deadline_s)
         try:
             self._await_server(book, wait_s)
         except LinkDownError as error:
@@ -396,7 +399,7 @@ class JoinedRegion:
                         self._saver = stack.enter_context(closing(self._new_saver(root)))
                     exchange, cutter = self._start(layout, vector, own, loop, root, agreed)
                     ranks, wait_s = self._ranks, self._wait_s
-                    exchanger = _Exchanger(self._link, self._mail, exchange, ranks, wait_s)
+                    exchanger = _Exchanger(self._holders, exchange, ranks, wait_s)
                     stack.enter_context(closing(exchanger))
                     sync = JoinedTraining(
                         exchange, exchanger, ranks, loop, self._saver, cutter, self._run_id
@@ -497,7 +500,7 @@ class JoinedRegion:
             exchange.restore(self._copies(slices, buffers))
         exchange.requests.view = max(exchange.requests.view, welcome.view)
         if welcome.is_donor:
-            _send_copies(self._link, exchange)
+            _send_copies(self._holders, exchange)
         return exchange, cutter
 
     def _connect_holders(self, welcome: Welcome) -> None:
@@ -505,15 +508,22 @@ class JoinedRegion:
 
         Raises:
             ServerLostError: one cannot be reached.
+            GeoRayError: the server, which knows that, has refused the region.
         """
+        until_s = time.monotonic() + self._wait_s
         try:
-            self._link.connect_holders(welcome.holders, self._wait_s)
+            self._link.connect_holders(welcome.holders, min(_NOTICE_S, self._wait_s))
         except LinkDownError as error:
-            raise ServerLostError(
-                f"a process that holds a part of the run's averagers cannot be reached: "
-                f"{error.message}",
-                fix="Let this machine reach the ports of all holders, see `serve.holders`.",
-            ) from None
+            log.warning("processes that hold parts of the averagers: %s", error.message)
+        while lacking := self._link.lacking:
+            if time.monotonic() > until_s:
+                where = [":".join(map(str, welcome.holders[holder - 1])) for holder in lacking]
+                raise ServerLostError(
+                    f"processes that hold parts of the run's averagers cannot be reached within "
+                    f"wait_s = {self._wait_s:g} s: {', '.join(where)}",
+                    fix="Let this machine reach the ports of all holders, see `serve.holders`.",
+                )
+            self._mail.check_refused(_LOOK_S)
 
     def _load_own(self, loop: LoopState, root: Root, checkpoint: int) -> None:
         """Load optimizers and the like from the region's newest files, which may be a bit older.
@@ -553,7 +563,7 @@ class JoinedRegion:
                 _send_buffers(self._link, buffers)
                 awaits_buffers = False
             for each in slices:
-                _send_state(self._link, each, taken(params_S, each.places))
+                _send_state(self._holders, each, taken(params_S, each.places))
             self._link.flush(self._wait_s)
         places = {} if is_source else {each.index: each.places for each in slices}
         missing = sum(stop - start for each in places.values() for start, stop in each)
@@ -614,6 +624,46 @@ class _Mail:
             if holder in (None, sender) or message.kind in ("refused", REPLACED):
                 return message
             self._kept.append((sender, message))
+
+    def check_refused(self, timeout_s: float) -> None:
+        """Keep all messages; wait for one at most so long.
+
+        Raises:
+            GeoRayError: the server gives no others, for this reason.
+        """
+        with suppress(queue.Empty):
+            _check_refused(self.get(_NOBODY, timeout_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """Sends to the processes that hold slices.
+
+    Attributes:
+        link: connections to them.
+        mail: messages of the server.
+        longest_s: longest wait for space in an outbox.
+    """
+
+    link: ServerLink
+    mail: _Mail
+    longest_s: float
+
+    def send(self, holder: int, message: Message) -> None:
+        """Queue a message.
+
+        Raises:
+            DeadlineExceededError: the holder does not keep up, or cannot be reached.
+            GeoRayError: the server, which knows that, has refused the region.
+        """
+        until_s = time.monotonic() + self.longest_s
+        while True:
+            try:
+                return self.link.send_to(holder, message, _LOOK_S)
+            except DeadlineExceededError:
+                if time.monotonic() > until_s:
+                    raise
+                self.mail.check_refused(0.0)
 
 
 class _Notices:
@@ -708,12 +758,12 @@ def _check_refused(message: Message) -> None:
         raise read_refusal(meta)[1]
 
 
-def _send_state(link: ServerLink, each: SliceWire, params_Q: Tensor) -> None:
+def _send_state(holders: _Holders, each: SliceWire, params_Q: Tensor) -> None:
     """Send the parameters of a slice, fp32 (Q,), which must stay unchanged until they are there."""
     for start, stop in piece_ranges(params_Q.numel()):
         meta: Meta = {"slice": each.index, "start": start}
         part = Message("state", meta, payload_of(params_Q[start:stop]), "transfer")
-        link.send_to(each.holder, part)
+        holders.send(each.holder, part)
 
 
 def _send_buffers(link: ServerLink, buffers: ModuleBuffers | None) -> None:
@@ -723,13 +773,13 @@ def _send_buffers(link: ServerLink, buffers: ModuleBuffers | None) -> None:
         link.send(Message("buffers", {}, as_bytes(values_B), "transfer"))
 
 
-def _send_copies(link: ServerLink, exchange: RankExchange) -> None:
+def _send_copies(holders: _Holders, exchange: RankExchange) -> None:
     """Send the state of a rank, from which other regions begin."""
     found = {} if exchange.model_buffers is None else exchange.model_buffers.tensors()
     buffers = {name: values_B.view(torch.float32) for name, values_B in found.items()}
     for each, state in zip(exchange.slices, exchange.copies(), strict=False):
         whole = replace(state, tensors={**state.tensors, **buffers})
-        link.send_to(each.holder, copy_message(each.index, whole))
+        holders.send(each.holder, copy_message(each.index, whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -768,13 +818,13 @@ class _Exchanger:
 
     def __init__(
         self,
-        link: ServerLink,
-        mail: _Mail,
+        holders: _Holders,
         exchange: RankExchange,
         ranks: _Ranks,
         wait_s: float,
     ) -> None:
-        self._link, self._mail, self._exchange = link, mail, exchange
+        self._link, self._mail, self._exchange = holders.link, holders.mail, exchange
+        self._holders = holders
         self._ranks, self._wait_s = ranks, wait_s
         self._orders: queue.SimpleQueue[UpdateMessage | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
@@ -794,7 +844,7 @@ class _Exchanger:
 
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
-        _send_copies(self._link, self._exchange)
+        _send_copies(self._holders, self._exchange)
 
     def cuts(self) -> Mapping[int, Ranges] | None:
         """Return the slices of this rank after the newest answers, once; None: as before."""
@@ -836,7 +886,7 @@ class _Exchanger:
         if self._ranks.rank == 0:
             _send_buffers(self._link, buffers)
         for each in self._exchange.slices:
-            _send_state(self._link, each, taken(params_S, each.places))
+            _send_state(self._holders, each, taken(params_S, each.places))
 
     def receive_end(self) -> Message:
         """Wait for what the server wants of a rank that has finished."""
@@ -880,7 +930,7 @@ class _Exchanger:
             own = replace(part, buffers_E=no_buffers()) if each.holder else part
             for message in divided(meta, own, values):
                 self._check_open()
-                self._link.send_to(each.holder, message)
+                self._holders.send(each.holder, message)
         if not self._has_local:
             nothing = replace(update, payload_P=torch.empty(0))
             meta = {**update_meta(nothing), **common, "slice": None}

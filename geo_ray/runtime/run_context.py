@@ -254,7 +254,7 @@ def controller_of(
         partial(_requests, run.path, reporting.interruption),
         reporting.observer.status,
         reporting.interruption,
-        _planner(run, context.experiment),
+        planner_of(run, context.experiment),
     )
 
 
@@ -278,7 +278,7 @@ class Training:
         return RunClock(self.controller.origin_unix_s, self.startup_s)
 
 
-def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
+def planner_of(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
     """Return the planner for changed members; None: the run follows no plan."""
     if followed_plan(run) is None:
         return None

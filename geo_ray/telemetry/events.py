@@ -298,7 +298,11 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "flops_estimated": _flag,
         "ranks": _table(_whole),
     },
-    "step": {"learning_rate": _number},  # of the inner optimizer; null: it made no step
+    "step": {
+        "learning_rate": _number,  # of the inner optimizer; null: it made no step
+        "steps": _whole,  # behind this event, where regions exchange with a server
+        "exchange_s": _number,  # of the exchange before, without the time that others took
+    },
     "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
     "eval": {"final": _flag},
     "stop_requested": {"reason": _text},

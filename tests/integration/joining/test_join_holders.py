@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from geo_ray.base.errors import ServerLostError
+from geo_ray.base.errors import RegionLostError, ServerLostError
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.link import ServerLink
 from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.server import HolderServer, JoinServer
@@ -26,6 +28,7 @@ from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining
 from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.wire.message import Message
+from geo_ray.transport.wire.sockets import Address
 from tests.support.join_support import (
     HELD,
     WAIT_S,
@@ -249,6 +252,139 @@ def test_a_holder_is_killed_after_other_slices_were_acknowledged(tmp_path: Path)
         assert torch.equal(served_model(server), expected)
         for vector, _ in found.values():
             assert torch.equal(vector, expected)
+
+
+@contextmanager
+def behind(
+    run: JoinTerms, folder: Path, advertised: str, *, lost_after_s: float = 1.0
+) -> Iterator[tuple[JoinServer, str, HolderServer]]:
+    """Serve a run of two holders, the second of which has another address for ranks."""
+    with serving(run, folder, lost_after_s=lost_after_s, here=()) as (server, address):
+        own = JoinCredentials.read(folder / f"{SERVER}.pem")
+        holder = HolderServer(run, 1, own, server.address, advertised=advertised)
+        HELD[server].append(holder)
+        yield server, address, holder
+
+
+REFUSES = "127.0.0.2"  # no process listens at this address of the machine
+
+
+def test_no_rank_reaches_a_holder(tmp_path: Path) -> None:
+    """Its port is closed for all: they hear which one after the time of a lost connection."""
+    run = terms(REGIONS, STEPS, strategy=DILOCO, holders=2)
+    with behind(run, tmp_path, REFUSES) as (server, address, holder):
+        found = train_all({n: Loop(address, n, tmp_path).run for n in REGIONS})
+        where = f"averager process 2 at {REFUSES}:{holder.address[1]}"
+        for error in found.values():
+            assert isinstance(error, RegionLostError), found
+            assert where in str(error) and "refused" in str(error)
+        assert "rank 'eu#0'" in str(found["eu"])
+        lost = [each for each in server.news() if each["kind"] == "region_lost"]
+        assert lost
+        for each in lost:
+            assert f"rank '{each['region']}#0'" in each["cause"] and where in each["cause"]
+
+
+def test_one_region_does_not_reach_a_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others continue without it."""
+    run = terms(REGIONS, STEPS, strategy=DILOCO, holders=2)
+    connect = ServerLink.connect_holders
+
+    def blocked(self: ServerLink, addresses: Sequence[Address], timeout_s: float) -> None:
+        is_us = self._endpoint.identity.region.startswith("us")
+        own = [(REFUSES, port) for _, port in addresses] if is_us else addresses
+        connect(self, own, timeout_s)
+
+    monkeypatch.setattr(ServerLink, "connect_holders", blocked)
+    with behind(run, tmp_path, "127.0.0.1") as (server, address, holder):
+        found = train_all({n: Loop(address, n, tmp_path).run for n in REGIONS})
+        assert isinstance(found["us"], RegionLostError), found
+        assert not isinstance(found["eu"], Exception), found
+        assert torch.equal(found["eu"][0], served_model(server))
+        (lost,) = [each for each in server.news() if each["kind"] == "region_lost"]
+        assert lost["region"] == "us" and "rank 'us#0'" in lost["cause"]
+        assert f"127.0.0.1:{holder.address[1]}" in lost["cause"]
+
+
+class Forwarder:
+    """Passes connections from another address on to a port, until it is closed."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.listener = socket.create_server((host, port))
+        self.target, self.open = ("127.0.0.1", port), list[socket.socket]()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(self.target)
+                self.open += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                to.sendall(data)
+        self._end([source, to])
+
+    def close(self) -> None:
+        self._end([self.listener, *self.open])
+
+    def _end(self, sockets: Sequence[socket.socket]) -> None:
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_the_connection_to_a_holder_is_lost_while_regions_train(
+    tmp_path: Path, returns: bool
+) -> None:
+    """A rank that reaches it again in time continues."""
+    run = terms(REGIONS, STEPS, strategy=DILOCO, holders=2)
+    lost_after_s = WAIT_S if returns else 1.0
+    with behind(run, tmp_path, REFUSES, lost_after_s=lost_after_s) as (server, address, holder):
+        paths = [Forwarder(REFUSES, holder.address[1])]
+
+        def each(sync: JoinedTraining) -> None:
+            if sync.steps == 4:
+                paths[0].close()
+            if sync.steps == 5 and returns:
+                unreached = server.service.unreached
+                eventually(lambda: ("eu#0", 1) in unreached(), "the server knows it")
+                paths.append(Forwarder(REFUSES, holder.address[1]))
+                eventually(lambda: not unreached(), "the ranks reach it again")
+
+        loop = Loop(address, "eu", tmp_path)
+        found = train_all({"eu": partial(loop.run, each), "us": Loop(address, "us", tmp_path).run})
+        if returns:
+            for name in REGIONS:
+                assert torch.equal(found[name][0], served_model(server))
+        else:
+            assert all(isinstance(error, RegionLostError) for error in found.values()), found
+            lost = [each for each in server.news() if each["kind"] == "region_lost"]
+            assert lost and f"{REFUSES}:{holder.address[1]}" in lost[0]["cause"]
+        paths[-1].close()
+
+
+def test_a_holder_that_is_away_itself_is_lost_for_all_regions(tmp_path: Path) -> None:
+    run = terms(REGIONS, STEPS, strategy=DILOCO, holders=2)
+    with behind(run, tmp_path, "127.0.0.1") as (server, address, holder):
+
+        def each(sync: JoinedTraining) -> None:
+            if sync.steps == 4:
+                holder._endpoint.close(0.0)
+
+        loop = Loop(address, "eu", tmp_path)
+        found = train_all({"eu": partial(loop.run, each), "us": Loop(address, "us", tmp_path).run})
+        assert all(isinstance(error, ServerLostError) for error in found.values()), found
+        assert "holder 1" in str(server.service.failure)
+        assert "region_lost" not in {event["kind"] for event in server.news()}
 
 
 def test_saved_slices_are_those_of_all_holders(tmp_path: Path) -> None:

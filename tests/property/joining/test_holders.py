@@ -22,6 +22,7 @@ from geo_ray.joining.layout import (
     slices_of,
     taken,
 )
+from geo_ray.joining.link import UNREACHED
 from geo_ray.joining.protocol import (
     ADDRESSEE,
     SERVER,
@@ -33,8 +34,16 @@ from geo_ray.joining.protocol import (
     rank_name,
 )
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
+from geo_ray.joining.server import Absences
 from geo_ray.joining.service import JoinService, Stage
-from geo_ray.joining.slices import FinishOrder, LeaveOrder, WakeOrder, order_json, read_order
+from geo_ray.joining.slices import (
+    FinishOrder,
+    IntervalOrder,
+    LeaveOrder,
+    WakeOrder,
+    order_json,
+    read_order,
+)
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
     as_tensor,
@@ -365,8 +374,49 @@ def test_a_holder_that_breaks_ends_the_run() -> None:
     assert "'order' 7 after order 0" in str(net.service.failure)
 
 
+def test_a_rank_reports_holders_that_it_does_not_reach() -> None:
+    net = Net()
+    assert net.service.unreached() == {}
+
+    def report(rank: str, holders: list[int], causes: list[str]) -> list[Outbound]:
+        meta = {"holders": holders, "causes": causes}
+        return net.service.on_message(rank, Message(UNREACHED, meta, b"", "control", CONTROL))
+
+    while net.service.stage is not Stage.TRAINING:
+        net.deliver(net.ready[0])
+    report("us#1", [1, 2], ["refused", ""])
+    report("eu#0", [2], ["no route"])
+    assert net.service.unreached() == {
+        ("us#1", 1): "averager process 2 at 127.0.0.1:1 (refused)",
+        ("us#1", 2): "averager process 3 at 127.0.0.1:2",
+        ("eu#0", 2): "averager process 3 at 127.0.0.1:2 (no route)",
+    }
+    report("us#1", [1], ["refused"])
+    report("eu#0", [], [])
+    assert set(net.service.unreached()) == {("us#1", 1)}
+    report("asia#0", [1], [""])  # takes no part
+    net.send(SERVER, net.service.lose("us", "late"))
+    assert net.service.unreached() == {}
+    for holders, causes in (([HOLDERS], [""]), ([0], [""]), ([1], [])):
+        with pytest.raises(FrameError, match="misses holders"):
+            net.service._on_unreached("eu#0", {"holders": holders, "causes": causes})
+
+
+def test_a_connection_is_late_after_its_time_without_a_break() -> None:
+    absences = Absences(10.0)
+    first, second = ("us#0", 0), ("us#0", 1)
+    assert absences.late({first}, 0.0) == []
+    assert absences.late({first, second}, 6.0) == []
+    assert absences.late({second}, 10.0) == []  # the first one is there
+    assert absences.late({first, second}, 16.5) == [second]
+    assert absences.late({first, second}, 20.5) == []
+    assert absences.late({first, second}, 26.9) == [first]
+    assert absences.late({first, second}, 31.0) == [second]  # its time had begun again
+
+
 def test_orders_and_reports_are_in_turn() -> None:
-    for order in (FinishOrder(), WakeOrder(now_s=0.5), LeaveOrder(region="eu")):
+    leave, interval = LeaveOrder(region="eu", now_s=0.5), IntervalOrder(steps=3)
+    for order in (FinishOrder(), WakeOrder(now_s=0.5), leave, interval):
         assert read_order(order_json(order)) == order
     with pytest.raises(FrameError, match="cannot be read"):
         read_order(b'{"kind": "nonsense"}')
