@@ -460,9 +460,12 @@ class Experiment(StrictModel):
 
     def state_every(self, region: RegionConfig) -> int:
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""
+        return self.train.state_every if self.owns_steps(region.workers) else 0
+
+    def owns_steps(self, workers: int) -> bool:
+        """Tell whether the workers of a region with so many make the optimizer's steps."""
         is_task = self.optimizer.kind == "task"
-        is_own = self.train.workers_own_steps(self.strategy, len(self.regions), region.workers)
-        return self.train.state_every if is_task or is_own else 0
+        return is_task or self.train.workers_own_steps(self.strategy, len(self.regions), workers)
 
     def elastic(self, region: RegionConfig) -> ElasticConfig | None:
         """Return how a region continues without some of its workers; None: it waits for them."""
