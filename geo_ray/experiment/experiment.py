@@ -282,11 +282,6 @@ class Experiment(StrictModel):
                 "averager.standby: where regions join, the standby is a process of the run's own "
                 "cluster, on another node if there is one: set auto"
             )
-        if self.served_at.holders > 1 and self.averager.standby is not None:
-            raise ValueError(
-                "serve.holders: several holders have no standby; after the loss of one the run "
-                "continues from its newest checkpoint. Omit averager.standby or serve.holders"
-            )
         if (self.members.min or 0) > len(self.regions):
             raise ValueError(f"members.min: the run has {len(self.regions)} regions")
 
