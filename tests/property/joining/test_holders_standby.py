@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_ray.joining.link import RECEIVED, REPLACED, RESUME
@@ -184,12 +184,13 @@ def test_the_server_is_lost_at_each_point(choose: Choice) -> None:
     assert lost > count // 2
 
 
+@settings(max_examples=20)  # each delivers hundreds of messages
 @given(st.data(), st.lists(st.tuples(st.integers(1, 120), st.integers(0, 3)), max_size=4))
 def test_servers_are_lost_one_after_the_other(
     data: st.DataObject, losses: list[tuple[int, int]]
 ) -> None:
     """In every interleaving; each has another standby, which begins at any point."""
-    net = StandbyNet()
+    net = StandbyNet(HOLDERS, 2)
 
     def choose(ready: list[Key]) -> Key:
         return data.draw(st.sampled_from(ready))
@@ -204,12 +205,13 @@ def test_servers_are_lost_one_after_the_other(
     net.check_end()
 
 
-@given(st.data(), st.integers(1, HOLDERS - 1), st.integers(0, 250), st.booleans())
+@settings(max_examples=20)  # each delivers hundreds of messages
+@given(st.data(), st.integers(1, HOLDERS - 1), st.integers(0, 150), st.booleans())
 def test_a_holder_is_lost_although_the_server_has_a_standby(
     data: st.DataObject, holder: int, after: int, loses_server: bool
 ) -> None:
     """The run ends, and continues from its newest checkpoint."""
-    net = StandbyNet()
+    net = StandbyNet(HOLDERS, 2)
 
     def choose(ready: list[Key]) -> Key:
         return data.draw(st.sampled_from(ready))
