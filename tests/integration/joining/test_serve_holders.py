@@ -41,10 +41,7 @@ def holders(parent: int) -> list[int]:
 
 
 @pytest.mark.slow  # starts a cluster
-@pytest.mark.parametrize("standby", [None, "auto"])
-def test_a_killed_holder_continues_from_the_newest_checkpoint(
-    tmp_path: Path, standby: str | None
-) -> None:
+def test_a_killed_holder_continues_from_the_newest_checkpoint(tmp_path: Path) -> None:
     """kill -9 of one of two holders: the loops start again and end as without the failure."""
     (plain := tmp_path / "plain").mkdir()
     strategy = CONFIG["strategy"]
@@ -55,15 +52,12 @@ def test_a_killed_holder_continues_from_the_newest_checkpoint(
         "train": {"steps": LONG},
         "checkpoint": {"every_s": 0.5},
         "serve": CONFIG["serve"] | {"holders": 3},
-        "averager": {"standby": standby},
     }
     with serving(tmp_path, changes) as (process, address):
         regions = {name: Region(address, name, run_path) for name in ("eu", "us")}
 
         def kill() -> None:
             await_checkpoint(run_path)
-            if standby is not None:
-                await_events(run_path, "server_standby_ready", 1)
             first, second = holders(process.pid)
             os.kill(max(first, second), signal.SIGKILL)
 
