@@ -318,11 +318,6 @@ class Experiment(StrictModel):
                 "own cluster, on another node if there is one: set auto"
             )
             changes["averager"] = changes["averager"].model_copy(update={"standby": AUTO})
-        if self.served_at.holders > 1 and self.averager.standby is not None:
-            found.append(
-                "serve.holders: several holders have no standby; after the loss of one the run "
-                "continues from its newest checkpoint. Omit averager.standby or serve.holders"
-            )
         return self.model_copy(update=changes), found
 
     def _section_problems(self) -> list[str]:

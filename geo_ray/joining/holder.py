@@ -10,7 +10,9 @@ them. A commit has two phases:
    holders have executed the order that has caused them.
 
 If a holder is lost, the answers to everything that it has not executed are dropped with the run's
-present state, and the run continues from its newest checkpoint.
+present state, and the run continues from its newest checkpoint. If the service is lost, its standby
+(`geo_ray.joining.replication`) has the same orders and reports: messages between the service and
+holders are numbered, so that the standby sends the orders that a holder lacks, and none twice.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import replace
 from typing import Final
 
 from geo_ray.base.errors import FrameError, GeoRayError
+from geo_ray.joining.numbering import copied
 from geo_ray.joining.pieces import PIECE, SIZE, divided, size_of
 from geo_ray.joining.protocol import (
     ADDRESSEE,
@@ -198,6 +201,13 @@ class Holders:
         while self._waiting and self._waiting[0][0] <= least:
             may += self._waiting.popleft()[1]
         return may
+
+    def copy_payloads(self) -> None:
+        """Replace payloads of messages that wait, which may be views of memory, by bytes."""
+        self._waiting = deque(
+            (number, [Outbound(each.peer, copied(each.message)) for each in found])
+            for number, found in self._waiting
+        )
 
     def stop(self) -> None:
         """Drop everything that waits: a holder is lost."""

@@ -1,12 +1,13 @@
-"""A rank's connection to the server of its run, which may be replaced by its standby.
+"""A rank's or holder's connection to the server of its run, which its standby may replace.
 
 The link dials the addresses of the run's endpoint list in order. When another server process
 answers, the link tells it which messages it has received, and sends the messages again that the
 earlier one had not confirmed: a standby continues where the lost server was. A server that does not
-know the rank has begun again from a checkpoint; the rank's training ends then.
+know the rank has begun again from a checkpoint; the rank's training ends then. A holder of slices
+(`geo_ray.joining.holder`) continues in the same way with the orders of the server.
 
-Payloads of slices that other processes hold (`geo_ray.joining.holder`) go directly to these. The
-link tells the server which of them it has no connection to.
+Payloads of slices that holders have go directly to these. The link tells the server which of them
+it has no connection to.
 """
 
 from __future__ import annotations
@@ -49,15 +50,18 @@ _BEGIN: Final = -2  # a training begins, whose server knows of no missing connec
 class ServerLink:
     """See the module.
 
+    Attributes:
+        endpoint: the connections; those to the server are the link's.
+
     Args:
-        name: name of the rank's endpoint.
-        incarnation: start of the rank's process; grows with every start.
-        credentials: of the region.
+        name: name of this process's endpoint.
+        incarnation: start of this process; grows with every start.
+        credentials: of the region, or of the server for a holder.
         book: where the run is served.
-        on_message: called with the number of a holder, 0 for the server, and with its message, in a
-            receiving thread; with a message `REPLACED` if a server answers that does not know this
-            rank.
+        on_message: called with the endpoint of the sender and its message, in a receiving thread;
+            with a message `REPLACED` if a server answers that does not know this process.
         transport: settings of the connection.
+        reuse: see `Endpoint`; a loop may need the memory between exchanges.
     """
 
     def __init__(
@@ -66,8 +70,9 @@ class ServerLink:
         incarnation: int,
         credentials: JoinCredentials,
         book: EndpointBook,
-        on_message: Callable[[int, Message], None],
-        transport: TransportConfig,
+        on_message: Callable[[str, Message], None],
+        transport: TransportConfig | None,
+        reuse: bool = False,
     ) -> None:
         self._incarnation, self._book, self._on_message = incarnation, book, on_message
         self._lock = threading.Condition()  # guards the two below
@@ -78,13 +83,13 @@ class ServerLink:
         self._events: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # attempts of servers
         self._reported: set[int] | None = set()  # holders, see `lacking`; None: not sent yet
         identity = EndpointIdentity(credentials.run_id, name, incarnation, credentials.key)
-        self._endpoint = Endpoint(
+        self.endpoint = Endpoint(
             identity,
             self._receive,
             transport,
             on_peer=self._on_server,
             certificate=credentials.certificate,
-            reuse=False,  # between exchanges, the loop may need the memory
+            reuse=reuse,
         )
         self._thread = threading.Thread(target=self._run, name="geo-ray-link", daemon=True)
         self._thread.start()
@@ -95,13 +100,13 @@ class ServerLink:
         Raises:
             LinkDownError: no server answers in time.
         """
-        self._dial()
+        self.dial()
         self._await_connected({SERVER: process_words(0)}, timeout_s)
 
     @property
     def is_connected(self) -> bool:
         """Whether the server is connected."""
-        found = self._endpoint.stats().get(SERVER)
+        found = self.endpoint.stats().get(SERVER)
         return found is not None and found["connected"]
 
     def connect_holders(self, addresses: Sequence[Address], timeout_s: float) -> None:
@@ -112,7 +117,7 @@ class ServerLink:
         """
         names = [holder_name(1 + index) for index in range(len(addresses))]
         for name, address in zip(names, addresses, strict=True):
-            self._endpoint.connect(name, address)
+            self.endpoint.connect(name, address)
         try:
             words = {name: process_words(1 + index) for index, name in enumerate(names)}
             self._await_connected(words, timeout_s)
@@ -131,9 +136,9 @@ class ServerLink:
             LinkDownError: some are not; names them with the last cause.
         """
         try:
-            self._endpoint.wait_connected(words, timeout_s)
+            self.endpoint.wait_connected(words, timeout_s)
         except LinkDownError:
-            stats = self._endpoint.stats()
+            stats = self.endpoint.stats()
             away = {name: each for name, each in stats.items() if not each["connected"]}
             causes = [
                 f"{words[n]} ({away[n]['last_error'] or 'no answer'})" for n in words if n in away
@@ -143,14 +148,14 @@ class ServerLink:
     @property
     def lacking(self) -> dict[int, str]:
         """The holders without a connection, and the last error of each."""
-        stats = self._endpoint.stats()
+        stats = self.endpoint.stats()
         found = {rank_of(name): stats[name] for name in self._holders}
         return {h: each["last_error"] or "" for h, each in found.items() if not each["connected"]}
 
     def send_to(self, holder: int, message: Message, deadline_s: float | None = None) -> None:
         """Queue a message for the holder of a slice; see `send` for holder 0."""
         if holder:
-            self._endpoint.send(holder_name(holder), message, deadline_s)
+            self.endpoint.send(holder_name(holder), message, deadline_s)
         else:
             self.send(message, deadline_s)
 
@@ -163,7 +168,7 @@ class ServerLink:
                 meta: Meta = {**message.meta, **own}
                 numbered = self._sent.add(replace(message, meta=meta))
             try:
-                self._endpoint.send(SERVER, numbered, deadline_s)
+                self.endpoint.send(SERVER, numbered, deadline_s)
             except DeadlineExceededError:
                 with self._lock:
                     self._sent.withdraw(numbered)
@@ -181,7 +186,7 @@ class ServerLink:
                     f"the server has not confirmed everything within {timeout_s:g} s"
                 )
         for holder in self._holders:
-            self._endpoint.flush(holder, timeout_s)
+            self.endpoint.flush(holder, timeout_s)
 
     def _is_flushed(self) -> bool:
         return not self._sent.unconfirmed
@@ -190,19 +195,20 @@ class ServerLink:
         """Send what is queued, and close the connection."""
         self._events.put(None)
         self._thread.join(drain_s)
-        self._endpoint.close(drain_s)
+        self.endpoint.close(drain_s)
 
-    def _dial(self) -> None:
-        now = [self._endpoint.dialed(SERVER)] if self.is_connected else []
+    def dial(self) -> None:
+        """Connect to the server from now on, where it is served; see `connect`."""
+        now = [self.endpoint.dialed(SERVER)] if self.is_connected else []
         addresses = self._book.addresses(now)
-        self._endpoint.connect(SERVER, *addresses, least_attempt=self._book.term)
+        self.endpoint.connect(SERVER, *addresses, least_attempt=self._book.term)
 
     def _receive(self, peer: str, message: Message) -> None:
         if peer != SERVER:
-            self._on_message(rank_of(peer), message)
+            self._on_message(peer, message)
             return
         if message.kind == ENDPOINTS:
-            self._learn(bytes(message.payload))
+            self.learn(bytes(message.payload))
             return
         if message.meta.get(INCARNATION) != self._incarnation:
             return  # for an earlier process
@@ -215,18 +221,18 @@ class ServerLink:
             with self._lock:  # that server counts from the beginning
                 self._sent, self._received = UnconfirmedMessages(), ReceivedCounts()
                 self._lock.notify_all()
-            self._on_message(0, message)
+            self._on_message(SERVER, message)
             return
         with self._lock:
             taken = self._received.take(message)
         if taken is not None:
-            self._on_message(0, taken)
+            self._on_message(SERVER, taken)
 
-    def _learn(self, data: bytes) -> None:
-        """Keep a list of the server; refuse servers of earlier terms."""
+    def learn(self, data: bytes) -> None:
+        """Keep a list of the run's addresses; refuse servers of earlier terms."""
         try:
             if self._book.take(data):
-                self._dial()
+                self.dial()
         except GeoRayError as error:
             log.warning("%s", error.message)
 
@@ -274,6 +280,6 @@ class ServerLink:
                 again = self._sent.unconfirmed
                 meta: Meta = {INCARNATION: self._incarnation}
                 meta |= {HAVE: [*self._received.counts], "sent": [*self._sent.confirmed]}
-            self._endpoint.send(SERVER, Message(RESUME, meta, b"", "control", CONTROL))
+            self.endpoint.send(SERVER, Message(RESUME, meta, b"", "control", CONTROL))
             for message in again:
-                self._endpoint.send(SERVER, message)
+                self.endpoint.send(SERVER, message)

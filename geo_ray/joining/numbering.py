@@ -73,8 +73,7 @@ class UnconfirmedMessages:
         """Replace payloads, which may be views of memory, by bytes."""
         for kept in self._kept:
             for _ in range(len(kept)):
-                message = kept.popleft()
-                kept.append(replace(message, payload=bytes(message.payload)))
+                kept.append(copied(kept.popleft()))
 
     @property
     def unconfirmed(self) -> list[Message]:
@@ -105,6 +104,11 @@ class ReceivedCounts:
             return None
         self.counts[message.lane] += 1
         return replace(message, meta={k: v for k, v in message.meta.items() if k not in _FIELDS})
+
+
+def copied(message: Message) -> Message:
+    """Return a message with its own copy of the payload."""
+    return replace(message, payload=bytes(message.payload))
 
 
 def number_of(message: Message) -> int:

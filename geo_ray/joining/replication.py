@@ -7,8 +7,11 @@ standby begins with a snapshot of the state. An entry `Attach` makes it the stan
 everything that was executed, and the server executes nothing more without it, until the run loop
 releases it.
 
-Messages to and from ranks are numbered (`geo_ray.joining.numbering`), and the counts are part of
-the state: a promoted standby sends what a rank lacks, and drops what it has handled.
+Messages to and from ranks and holders are numbered (`geo_ray.joining.numbering`), and the counts
+are part of the state: a promoted standby sends what a rank lacks, and drops what it has handled. So
+a holder executes each order once, whichever process has sent it. Until a peer has told the promoted
+standby what it has (`resume`), messages to and from it wait: they must not pass an earlier one of
+another lane that was lost with the server.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ from geo_ray.joining.numbering import (
     INCARNATION,
     ReceivedCounts,
     UnconfirmedMessages,
+    copied,
     number_of,
 )
 from geo_ray.joining.pieces import LAST, PIECE
-from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
+from geo_ray.joining.protocol import JoinTerms, Outbound
 from geo_ray.joining.service import JoinService
 from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.wire import fields
@@ -47,7 +51,7 @@ _CONFIRMED_PIECES: Final = 8  # a rank keeps as many that have arrived
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of a rank."""
+    """A message of a rank or of a holder."""
 
     peer: str
     message: Message
@@ -203,11 +207,19 @@ class ServiceEntry:
 
 @dataclass(slots=True)
 class _Session:
-    """The numbered messages of one rank's process."""
+    """The numbered messages of one process: a rank's, or a holder's.
+
+    Attributes:
+        incarnation: start of the process.
+        received: its messages that were handled.
+        sent: messages to it.
+        is_resumed: whether it is connected to this server, or was to none before.
+    """
 
     incarnation: int
     received: ReceivedCounts
     sent: UnconfirmedMessages
+    is_resumed: bool = True
 
 
 @dataclass(slots=True)
@@ -299,6 +311,7 @@ class ReplicatedService:
             raise InvariantError("the server already has a standby")
         for session in self._sessions.values():
             session.sent.copy_payloads()
+        self.service.copy_payloads()
         found = deepcopy(self)
         self._begins, found.is_attached = self.number, False
         return found
@@ -341,18 +354,32 @@ class ReplicatedService:
     def become_server(self) -> None:
         """Continue as the server, without a standby."""
         self.is_attached = self.has_standby = False
+        for session in self._sessions.values():
+            session.is_resumed = False
 
     # ------------------------------------------------------------------ both
 
     @property
     def peers(self) -> list[str]:
-        """Endpoints of all ranks that have sent messages."""
+        """Endpoints of all ranks and holders that have sent messages."""
         return list(self._sessions)
 
-    def may_lack(self, peer: str) -> bool:
-        """Return whether messages are kept that a rank has not confirmed."""
+    @property
+    def unresumed(self) -> list[str]:
+        """Endpoints for which messages wait, since they were connected to another server."""
+        found = self._sessions.items()
+        return [peer for peer, e in found if not e.is_resumed and e.sent.unconfirmed]
+
+    def accepts(self, peer: str, message: Message) -> bool:
+        """Return whether to handle a message now; otherwise it is sent again after `resume`.
+
+        Raises:
+            FrameError: a field is missing or invalid.
+        """
         session = self._sessions.get(peer)
-        return session is not None and bool(session.sent.unconfirmed)
+        if session is None or session.is_resumed:
+            return True
+        return _sender(message)[0] != session.incarnation
 
     def execute(self, entry: ServiceEntry) -> list[Outbound]:
         """Execute an entry; return messages to ranks.
@@ -399,7 +426,7 @@ class ReplicatedService:
         return []
 
     def resume(self, peer: str, message: Message) -> list[Outbound]:
-        """Handle a rank that was connected to another server process; see `ServerLink`.
+        """Handle a process that was connected to another server process; see `ServerLink`.
 
         Raises:
             FrameError: a field is missing or invalid.
@@ -412,12 +439,11 @@ class ReplicatedService:
             meta: Meta = {INCARNATION: incarnation}
             return [Outbound(peer, Message(REPLACED, meta, b"", "control", CONTROL))]
         known.sent.confirm(have)
+        known.is_resumed = True
         again = [Outbound(peer, each) for each in known.sent.unconfirmed]
         return [*again, self._receipt(peer, known)]
 
     def _on_received(self, peer: str, message: Message) -> list[Outbound]:
-        if region_of(peer) == SERVER:  # a holder, which is lost if this process is
-            return self._numbered(self.service.on_message(peer, message))
         incarnation, have = _sender(message)
         session = self._sessions.get(peer)
         if session is None or incarnation > session.incarnation:
@@ -441,12 +467,11 @@ class ReplicatedService:
         numbered = []
         for each in found:
             session = self._sessions.get(each.peer)
-            if region_of(each.peer) == SERVER:
-                numbered.append(each)
-            elif session is not None:
+            if session is not None:
                 meta: Meta = {**each.message.meta, INCARNATION: session.incarnation}
                 message = session.sent.add(replace(each.message, meta=meta))
-                numbered.append(Outbound(each.peer, message))
+                if session.is_resumed:
+                    numbered.append(Outbound(each.peer, message))
         return numbered
 
 
@@ -463,8 +488,7 @@ def _copied(entry: ServiceEntry) -> ServiceEntry:
     """Return an entry with its own copy of a payload, which its execution may change."""
     if not isinstance(entry.op, Received):
         return entry
-    message = replace(entry.op.message, payload=bytes(entry.op.message.payload))
-    return replace(entry, op=replace(entry.op, message=message))
+    return replace(entry, op=replace(entry.op, message=copied(entry.op.message)))
 
 
 def _sender(message: Message) -> tuple[int, list[int]]:

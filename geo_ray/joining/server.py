@@ -16,17 +16,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from geo_ray.base.errors import GeoRayError, InvariantError
 from geo_ray.base.memory import trim_heap
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.endpoints import SignedEndpoints
+from geo_ray.joining.endpoints import EndpointBook, SignedEndpoints
 from geo_ray.joining.holder import SliceHolder
-from geo_ray.joining.link import RESUME
+from geo_ray.joining.link import RESUME, ServerLink
 from geo_ray.joining.protocol import (
     SERVER,
     JoinTerms,
@@ -134,7 +135,6 @@ class JoinServer:
             on_peer=self._on_peer,
             certificate=credentials.certificate,
         )
-        self._resuming = set(promoted.peers)  # ranks that have not connected to this server yet
         for peer in promoted.peers:  # which are lost if they do not return
             self._endpoint.expect(peer)
         self.address: Address = self._endpoint.listen(host, port)
@@ -322,10 +322,7 @@ class JoinServer:
         with self.lock:
             return self.is_fenced or (
                 self.service.is_settled
-                and not any(
-                    self.service.is_awaited(peer) and self._log.may_lack(peer)
-                    for peer in self._resuming
-                )
+                and not any(self.service.is_awaited(peer) for peer in self._log.unresumed)
             )
 
     def _on_peer(self, peer: str, _: int, connected: bool) -> None:
@@ -341,8 +338,7 @@ class JoinServer:
                 self._on_standby(message)
             elif message.kind == RESUME:
                 self._post(self._log.resume(peer, message))
-                self._resuming.discard(peer)
-            else:
+            elif self._log.accepts(peer, message):
                 self._offer(Received(peer, message))
 
     def _on_standby(self, message: Message) -> None:
@@ -375,7 +371,8 @@ class JoinServer:
         for each in found:
             sender = self._senders.get(each.peer)
             if sender is None:
-                sender = self._senders[each.peer] = _Sender(self._endpoint, each.peer)
+                send = partial(self._endpoint.send, each.peer)
+                sender = self._senders[each.peer] = _Sender(each.peer, send)
                 sender.start()
             sender.outbox.put(each.message)
 
@@ -412,22 +409,22 @@ class Absences:
 
 
 class _Sender(threading.Thread):
-    """Sends the messages to one rank.
+    """Sends the messages to one peer.
 
     Attributes:
         outbox: messages; None ends the thread.
     """
 
-    def __init__(self, endpoint: Endpoint, peer: str) -> None:
+    def __init__(self, peer: str, send: Callable[[Message], None]) -> None:
         threading.Thread.__init__(self, name=f"join-send-{peer}", daemon=True)
         self.outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._endpoint, self._peer = endpoint, peer
+        self._peer, self._send = peer, send
 
     def run(self) -> None:
         """Send until the end."""
         while (message := self.outbox.get()) is not None:
             try:
-                self._endpoint.send(self._peer, message)
+                self._send(message)
             except GeoRayError as error:
                 log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)
             del message  # not held while the next one is awaited: its payload may be a whole model
@@ -457,7 +454,7 @@ def _drain(
 
 
 class HolderServer:
-    """A listening `SliceHolder`, which dials the server of its run.
+    """A listening `SliceHolder`, which dials the server of its run, and one that replaces it.
 
     Attributes:
         holder: the state machine; use it under `lock`.
@@ -492,35 +489,46 @@ class HolderServer:
         self.lock = threading.Lock()
         self._senders: dict[str, _Sender] = {}
         attempt, name = time.time_ns() // 1_000_000, holder_name(number)
-        identity = EndpointIdentity(credentials.run_id, name, attempt, credentials.key)
-        self._endpoint = Endpoint(
-            identity, self._on_message, transport, certificate=credentials.certificate
+        book = EndpointBook(credentials.run_id, credentials.certificate.ca_pem, server)
+        self._link = ServerLink(
+            name, attempt, credentials, book, self._on_message, transport, reuse=True
         )
-        self.address: Address = self._endpoint.listen(host, port)
-        self._endpoint.connect(SERVER, server)
+        self.address: Address = self._link.endpoint.listen(host, port)
+        self._link.dial()
         about: Meta = {"host": advertised or host, "port": self.address[1]}
-        self._endpoint.send(SERVER, Message("holder", about, b"", "control", CONTROL))
+        self._link.send(Message("holder", about, b"", "control", CONTROL))
+
+    def learn(self, signed: SignedEndpoints) -> None:
+        """Take in where the run is served, and will be if the server is lost."""
+        self._link.learn(signed.dump())
 
     def links(self) -> dict[str, PeerStats]:
         """Return the counters of the connections to ranks."""
-        return {peer: each for peer, each in self._endpoint.stats().items() if peer != SERVER}
+        return {peer: each for peer, each in self._link.endpoint.stats().items() if peer != SERVER}
 
     def close(self) -> None:
         """Wait until connected ranks have what was sent to them, and close all connections."""
         needed = {peer for peer, each in self.links().items() if each["connected"]}
         with self.lock:
             senders = dict(self._senders)
-        _drain(senders, self._endpoint, needed, time.monotonic() + _DRAIN_S)
+        _drain(senders, self._link.endpoint, needed, time.monotonic() + _DRAIN_S)
+        self._link.close(0.0)
 
     def _on_message(self, peer: str, message: Message) -> None:
         with self.lock:
             for each in self.holder.on_message(peer, message):
                 sender = self._senders.get(each.peer)
                 if sender is None:
-                    self._endpoint.expect(each.peer)  # a rank may not have connected yet
-                    sender = self._senders[each.peer] = _Sender(self._endpoint, each.peer)
+                    sender = self._senders[each.peer] = _Sender(each.peer, self._sends(each.peer))
                     sender.start()
                 sender.outbox.put(each.message)
+
+    def _sends(self, peer: str) -> Callable[[Message], None]:
+        """Return what sends a message to the server or a rank."""
+        if peer == SERVER:
+            return self._link.send
+        self._link.endpoint.expect(peer)  # a rank may not have connected yet
+        return partial(self._link.endpoint.send, peer)
 
 
 class JoinStandby:

@@ -427,6 +427,10 @@ class JoinService:
         """Whether no message to a rank waits for another process that holds slices."""
         return self._holders.is_settled
 
+    def copy_payloads(self) -> None:
+        """Replace payloads of messages that wait, which may be views of memory, by bytes."""
+        self._holders.copy_payloads()
+
     def is_awaited(self, peer: str) -> bool:
         """Return whether an endpoint is a holder, or a rank of a region that takes part."""
         name = region_of(peer)

@@ -56,12 +56,14 @@ from geo_ray.joining.link import REPLACED, ServerLink
 from geo_ray.joining.pieces import PIECE, SIZE, Arriving, divided, piece_ranges, size_of
 from geo_ray.joining.protocol import (
     ADDRESSEE,
+    SERVER,
     Hello,
     JoinTerms,
     Welcome,
     copy_message,
     payload_of,
     rank_name,
+    rank_of,
     read_copy,
 )
 from geo_ray.joining.rank import (
@@ -418,11 +420,11 @@ class JoinedRegion:
         ranks = self._ranks
         return RankSaver(self._link, root, ranks.rank, ranks.world_size, self._attempt)
 
-    def _on_message(self, holder: int, message: Message) -> None:
+    def _on_message(self, peer: str, message: Message) -> None:
         saver = self._saver
-        if holder:
+        if peer != SERVER:
             if message.meta.get(ADDRESSEE) == self._attempt:
-                self._mail.put(holder, message)
+                self._mail.put(rank_of(peer), message)
             return
         if message.kind == "refused" and message.meta.get("attempt") not in (0, self._attempt):
             return  # of an earlier training

@@ -2,7 +2,8 @@
 
 The run loop is the only one that decides: it lets the standby replace a lost server, or lets the
 server continue without a lost standby, and never both. With each decision it signs a new endpoint
-list (`geo_ray.joining.endpoints`). The standby runs on another node if the cluster has one.
+list (`geo_ray.joining.endpoints`). The standby runs on another node if the cluster has one. Holders
+of further slices have no standby: the run continues from its newest checkpoint if one is lost.
 """
 
 from __future__ import annotations
@@ -177,9 +178,8 @@ class AveragerProcesses:
             send_saved(actor, saved, *_range_of(saved, number, serve.holders))
         sealed = seal_secret(self._texts[SERVER].encode(), public, JOIN_KEY)
         here = _Process(actor, number, host, public, 0)
-        where = _host(serve, server.host), server.port
         port = serve.port and serve.port + number
-        call = actor.listen.remote(sealed, where, self._listed(here)[0], port)
+        call = actor.listen.remote(sealed, self._inner(server), self._listed(here)[0], port)
         collect({name: call}, _START_S)
         return actor
 
@@ -391,14 +391,15 @@ class AveragerProcesses:
         server = self._server
         if server is None:
             raise RegionLostError("there is no server")
-        port, slot = self._experiment.served_at.port, 1 - server.slot
-        another = port if server.port != port else port + 1
+        serve = self._experiment.served_at
+        port, slot = serve.port, 0 if server.slot else serve.holders  # others have those between
+        another = port if server.port != port else port + serve.holders
         made = self._make(slot, another if port else self._ports.get(slot, 0))
         self._ports[slot] = made.port
         try:
             sealed = seal_secret(self._texts[STANDBY].encode(), made.public, JOIN_KEY)
-            where = (_host(self._experiment.served_at, server.host), server.port)
-            collect({STANDBY: made.actor.follow.remote(sealed, where)}, _START_S)
+            call = made.actor.follow.remote(sealed, self._inner(server))
+            collect({STANDBY: call}, _START_S)
             snapshot = server.actor.take_snapshot.remote()  # from process to process
             collect({STANDBY: made.actor.restore.remote(snapshot)}, _START_S)
             until_s = time.monotonic() + _START_S
@@ -461,8 +462,16 @@ class AveragerProcesses:
             return serve.advertise, process.port
         return _host(serve, process.host), process.port
 
+    def _inner(self, process: _Process) -> tuple[str, int]:
+        """Return the address of a process for other processes of the run."""
+        return _host(self._experiment.served_at, process.host), process.port
+
     def _publish(self, term: int) -> None:
-        """Sign a new list, save it, and let the server send it to all ranks."""
+        """Sign a new list, save it, and let the server send it to all ranks.
+
+        Holders get one with the addresses within the cluster, from here: they must find a server
+        that has replaced theirs.
+        """
         processes = [each for each in (self._server, self._standby) if each is not None]
         self._list = EndpointList(
             run_id=self._run_id,
@@ -474,6 +483,10 @@ class AveragerProcesses:
         write_atomic(self._folder / _LIST_FILE, signed.dump())
         write_atomic(self._folder / ADDRESS_FILE, f"{self.address}\n".encode("ascii"))
         self.actor.publish.remote(signed)
+        inner = tuple(self._inner(each) for each in processes)
+        own = self._list.model_copy(update={"addresses": inner})
+        for holder in self._holders:
+            holder.publish.remote(SignedEndpoints.sign(own, self._authority))
 
 
 def _range_of(saved: SavedRun, holder: int, count: int) -> tuple[int, int]:

@@ -209,6 +209,10 @@ class HolderActor(_SliceActor):
             raise InvariantError("a holder was asked before it listened")
         return self._listening
 
+    def publish(self, signed: SignedEndpoints) -> None:
+        """Take in where the server listens, and its standby will."""
+        self._server.learn(signed)
+
     def check(self) -> None:
         """Do nothing: the process lives."""
 

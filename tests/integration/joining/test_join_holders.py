@@ -293,7 +293,7 @@ def test_one_region_does_not_reach_a_holder(
     connect = ServerLink.connect_holders
 
     def blocked(self: ServerLink, addresses: Sequence[Address], timeout_s: float) -> None:
-        is_us = self._endpoint.identity.region.startswith("us")
+        is_us = self.endpoint.identity.region.startswith("us")
         own = [(REFUSES, port) for _, port in addresses] if is_us else addresses
         connect(self, own, timeout_s)
 
@@ -378,7 +378,7 @@ def test_a_holder_that_is_away_itself_is_lost_for_all_regions(tmp_path: Path) ->
 
         def each(sync: JoinedTraining) -> None:
             if sync.steps == 4:
-                holder._endpoint.close(0.0)
+                holder._link.endpoint.close(0.0)
 
         loop = Loop(address, "eu", tmp_path)
         found = train_all({"eu": partial(loop.run, each), "us": Loop(address, "us", tmp_path).run})

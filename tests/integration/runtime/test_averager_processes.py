@@ -32,7 +32,7 @@ from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
 from geo_ray.runtime.replanning import ReplanPolicy
 from geo_ray.runtime.run_context import Reporting
 from geo_ray.runtime.served_checkpoints import ServedCheckpoints
-from geo_ray.runtime.serving import AveragerActor, terms_of
+from geo_ray.runtime.serving import AveragerActor, HolderActor, terms_of
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.telemetry.event_log import read_events
@@ -78,8 +78,9 @@ class Call:
 class Actor:
     """An actor in this process."""
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        self.own, self.is_dead = AveragerActor(*arguments), False
+    def __init__(self, kind: str, arguments: tuple[Any, ...], slot: int) -> None:
+        self.own: Any = {"averager": AveragerActor, "holder": HolderActor}[kind](*arguments)
+        self.is_dead, self.slot = False, slot
 
     def __getattr__(self, name: str) -> Call:
         return Call(self, name)
@@ -87,10 +88,13 @@ class Actor:
     def die(self) -> None:
         """End it as kill -9 would."""
         self.is_dead = True
+        if isinstance(self.own, HolderActor):
+            self.own._server._link.close(0.0)
+            return
         for each in (self.own._listening, self.own._follower):
             if each is not None:
                 each._endpoint.close(0.0)
-                each.is_fenced = True  # type: ignore[union-attr]
+                each.is_fenced = True
 
 
 @dataclass
@@ -100,13 +104,16 @@ class Launcher:
     actors: list[Actor] = field(default_factory=list)
 
     def make(self, specs: Any) -> list[Actor]:
-        found = [Actor(each.arguments) for each in specs]
+        found = [Actor(each.kind, each.arguments, each.strategy) for each in specs]
+        slots = [each.slot for each in (*self.actors, *found) if not each.is_dead]
+        assert len(slots) == len(set(slots))
         self.actors += found
         return found
 
 
 class Places:
-    def strategy(self, role: str, slot: int) -> None: ...
+    def strategy(self, role: str, slot: int) -> int:
+        return slot
 
 
 def collect(calls: Mapping[Any, Call], timeout_s: float) -> dict[Any, Any]:
@@ -114,11 +121,19 @@ def collect(calls: Mapping[Any, Call], timeout_s: float) -> dict[Any, Any]:
 
 
 @pytest.fixture
-def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AveragerProcesses]:
+def holders() -> int:
+    return 1
+
+
+@pytest.fixture
+def processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holders: int
+) -> Iterator[AveragerProcesses]:
     monkeypatch.setattr(averagers, "collect", collect)
     monkeypatch.setattr(averagers, "kill", Actor.die)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
-    experiment = geo_ray.load_config(CONFIG)
+    config = CONFIG | {"serve": CONFIG["serve"] | {"holders": holders}}
+    experiment = geo_ray.load_config(config)
     write_credentials(experiment, tmp_path)
     launcher: Any = Launcher()
     places: Any = Places()
@@ -148,6 +163,7 @@ def kinds(processes: AveragerProcesses) -> list[str]:
     return [each["kind"] for each in processes.news()]
 
 
+@pytest.mark.parametrize("holders", [1, 3])
 def test_lost_servers_and_standbys_are_replaced(
     processes: AveragerProcesses, tmp_path: Path
 ) -> None:
@@ -181,6 +197,7 @@ def test_lost_servers_and_standbys_are_replaced(
         assert torch.equal(found[name][0], wanted[name][0])
     last = poll(processes)
     assert (last["stage"], last["rounds"]) == (Stage.DONE.value, STEPS // 4)
+    assert torch.equal(processes.fetch_model()[1], found["eu"][0])
     news += kinds(processes)
     assert news == [
         *("server_replaced", "server_standby_ready", "server_standby_lost"),

@@ -223,10 +223,10 @@ class Net:
     a lower lane.
     """
 
-    def __init__(self, holders: int = HOLDERS) -> None:
+    def __init__(self, holders: int = HOLDERS, steps: int = STEPS) -> None:
         strategy = {"kind": "sma", "interval": 1, "weights": "uniform"}
-        self.run = terms(sorted(SHARES), STEPS, strategy=strategy, holders=holders)
-        self.service = JoinService(self.run, lambda: 0.0)
+        self.run = terms(sorted(SHARES), steps, strategy=strategy, holders=holders)
+        self.service = self.serve()
         self.holders = {h: SliceHolder(self.run, h) for h in range(1, holders)}
         self.lost: set[int] = set()
         self.links: dict[Key, deque[tuple[int, Message]]] = {}  # with the time of sending
@@ -242,6 +242,9 @@ class Net:
             meta = {"host": "127.0.0.1", "port": h}
             here = Message("holder", meta, b"", "control", CONTROL)  # type: ignore[arg-type]
             self.send(holder_name(h), [Outbound(SERVER, here)])
+
+    def serve(self) -> JoinService:
+        return JoinService(self.run, lambda: 0.0)
 
     def versions(self) -> list[int]:
         """Commits of the service and of each holder, those included that are lost."""
@@ -271,6 +274,9 @@ class Net:
     def deliver(self, key: Key) -> None:
         source, to, _ = key
         _, message = self.links[key].popleft()
+        self.handle(source, to, message)
+
+    def handle(self, source: str, to: str, message: Message) -> None:
         if to == SERVER:
             self.send(to, self.service.on_message(source, message))
         elif to in self.ranks:
