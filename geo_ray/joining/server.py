@@ -27,7 +27,7 @@ from geo_ray.base.memory import trim_heap
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook, SignedEndpoints
 from geo_ray.joining.holder import SliceHolder
-from geo_ray.joining.link import RESUME, ServerLink
+from geo_ray.joining.link import REPLACED, RESUME, ServerLink
 from geo_ray.joining.protocol import (
     SERVER,
     JoinTerms,
@@ -456,6 +456,9 @@ def _drain(
 class HolderServer:
     """A listening `SliceHolder`, which dials the server of its run, and one that replaces it.
 
+    It closes its connections when a server answers that has begun again without it: the slices of
+    that run are in another process.
+
     Attributes:
         holder: the state machine; use it under `lock`.
         lock: guards it.
@@ -515,6 +518,10 @@ class HolderServer:
         self._link.close(0.0)
 
     def _on_message(self, peer: str, message: Message) -> None:
+        if (peer, message.kind) == (SERVER, REPLACED):
+            log.warning("this holder ends: the run has begun again without it")
+            threading.Thread(target=self._link.close, args=(0.0,), daemon=True).start()
+            return
         with self.lock:
             for each in self.holder.on_message(peer, message):
                 sender = self._senders.get(each.peer)

@@ -545,6 +545,8 @@ class JoinService:
                 return self._start(self.layout)
             except GeoRayError as error:
                 return self._fail(error)
+        if not self._holders.is_known(holder):
+            return []  # of an earlier start of the run
         if kind == "broken":
             return self._fail(read_refusal(meta)[1])
         if kind == "executed":

@@ -42,6 +42,7 @@ from tests.support.join_support import (
     terms,
     train_all,
     vector_of,
+    write_credentials,
 )
 from tests.support.train_support import eventually
 
@@ -385,6 +386,33 @@ def test_a_holder_that_is_away_itself_is_lost_for_all_regions(tmp_path: Path) ->
         assert all(isinstance(error, ServerLostError) for error in found.values()), found
         assert "averager process 2" in str(server.service.failure)
         assert "region_lost" not in {event["kind"] for event in server.news()}
+
+
+def test_a_holder_of_an_earlier_start_of_the_run_ends(tmp_path: Path) -> None:
+    """It has survived, and reaches the server of the next start before that one's own holder."""
+    run = terms(REGIONS, STEPS, strategy=DILOCO, holders=2)
+    write_credentials(tmp_path, REGIONS)
+    own = JoinCredentials.read(tmp_path / f"{SERVER}.pem")
+    first = JoinServer(run, own, term=1)
+    earlier = HolderServer(run, 1, own, first.address)
+    earlier._link.flush(WAIT_S)
+    first.close(0.0)
+    second = JoinServer(run, own, port=first.address[1], term=2)
+
+    def has_ended() -> bool:
+        try:
+            socket.create_connection(earlier.address).close()
+        except OSError:
+            return True
+        return False
+
+    eventually(has_ended, "the earlier holder has ended")
+    assert "averager process 2" in second.service.missing()
+    holder = HolderServer(run, 1, own, second.address)
+    eventually(lambda: "averager process 2" not in second.service.missing(), "the holder is there")
+    assert second.service.failure is None
+    for each in (earlier, holder, second):
+        each.close()
 
 
 def test_saved_slices_are_those_of_all_holders(tmp_path: Path) -> None:

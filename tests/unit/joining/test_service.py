@@ -12,11 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geo_ray.base.errors import AveragerFailedError
+from geo_ray.base.errors import AveragerFailedError, FrameError
 from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.joining.holder import Holders
 from geo_ray.joining.layout import Layout, Ranges, positions, taken
-from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
+from geo_ray.joining.protocol import (
+    Hello,
+    Outbound,
+    Welcome,
+    holder_name,
+    payload_of,
+    rank_name,
+)
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.regions import MOST_OPEN
 from geo_ray.joining.save_round import SaveStage
@@ -27,6 +34,7 @@ from geo_ray.training.wire_format import (
     payload_bytes,
     read_refusal,
     read_reply,
+    refusal_meta,
     stats_message,
     update_meta,
 )
@@ -290,6 +298,21 @@ def test_averager_processes_that_are_missing_are_named_in_words() -> None:
     }
     holders.add(1, ("10.0.0.1", 7448))
     assert holders.missing() == {"averager process 3": "not there"}
+
+
+def test_a_holder_of_an_earlier_start_of_the_run_is_ignored() -> None:
+    """It has survived; this start waits for its own holder."""
+    world = World({"eu": [WHOLE]}, holders=2)
+    world.hello("eu", 0)
+    refused = Message("refused", {"peer": "eu#0", "attempt": 1}, b"", "control")
+    for kind in ("broken", "executed", "arrived", "copied", "staged", "unknown"):
+        about = Message(kind, refusal_meta(0, FrameError("an order is missing")), b"", "control")
+        assert world.deliver(holder_name(1), about) == []
+    assert world.deliver(holder_name(1), refused) == []
+    assert world.service.failure is None and world.inbox == {}
+    own = Message("holder", {"host": "10.0.0.1", "port": 7448}, b"", "control")
+    world.deliver(holder_name(1), own)
+    assert world.service.stage is Stage.STARTING and world.service.failure is None
 
 
 def test_a_gap_between_shares_is_refused() -> None:
