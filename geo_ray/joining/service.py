@@ -477,8 +477,12 @@ class JoinService:
         return self._gated(found)
 
     def request_stop(self) -> list[Outbound]:
-        """Ask every region to finish with its next answer."""
-        self._execute(FinishOrder())
+        """Ask every region to finish with its next answer.
+
+        It has no effect before all regions are there.
+        """
+        if self.stage is not Stage.GATHERING:
+            self._execute(FinishOrder())
         return self._gated(self._release())
 
     def on_end(self, cause: str) -> list[Outbound]:
@@ -643,7 +647,8 @@ class JoinService:
         if checkpoint is not None and self.save is not None and self.save.id != checkpoint:
             return []
         self.save = None
-        self._execute(ForgetOrder())
+        if self.stage is not Stage.GATHERING:
+            self._execute(ForgetOrder())
         if self._halted:
             self.stage = Stage.STOPPED
         if not self._halted and (self.stage is not Stage.DONE or checkpoint is not None):

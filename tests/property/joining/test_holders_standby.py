@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from geo_ray.joining.link import RECEIVED, REPLACED, RESUME
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
 from geo_ray.joining.protocol import SERVER, Outbound
-from geo_ray.joining.replication import ENTRY, LoseHolder, Received, ReplicatedService, ServiceEntry
+from geo_ray.joining.replication import (
+    ENTRY,
+    EndSave,
+    LoseHolder,
+    Received,
+    ReplicatedService,
+    RequestStop,
+    ServiceEntry,
+    SetInterval,
+)
 from geo_ray.joining.server import STANDBY
 from geo_ray.joining.service import JoinService, Stage
 from geo_ray.transport.wire.message import CONTROL, Message
@@ -227,6 +236,14 @@ def test_a_holder_is_lost_although_the_server_has_a_standby(
     if not was_done and net.service.stage is not Stage.DONE:
         assert net.service.failure is not None and net.service.failure.code == "REGION_LOST"
         assert {each.refused for each in net.ranks.values()} == {"SERVER_LOST"}
+
+
+@pytest.mark.parametrize("op", [RequestStop(), SetInterval(2), EndSave(None)])
+def test_a_request_before_the_holders_are_there_changes_nothing(op: Any) -> None:
+    net = StandbyNet(2, 2)
+    net.offer(op)
+    finished(net, first)
+    net.check_end()
 
 
 def test_an_order_that_a_holder_has_executed_is_not_executed_again() -> None:
