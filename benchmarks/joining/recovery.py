@@ -521,7 +521,7 @@ def figures_of(
 
     Args:
         name: the case.
-        start_s: seconds of the same start at the run's begin.
+        start_s: seconds of the same processes' first start.
         found: values of each kill.
         risks: rounds since the newest durable checkpoint, while nothing was killed.
         late: seconds from the end of rounds to their durable checkpoints.

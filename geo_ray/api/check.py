@@ -195,6 +195,8 @@ def check_run(
         source = source_of(config, base_dir)
         experiment, _ = checked_run(source, override_items(overrides), followed, notify)
         check_exports(experiment.observe.export)
+        here = _this_machine()
+        _check_gpus(experiment, here.accelerators or 0)
         use_one_thread()
         num_params, rows = None, {}
         if experiment.is_served:
@@ -207,7 +209,7 @@ def check_run(
             check_start(trained, outline)
             if experiment.groups:
                 size = model_size(task, trained.seed)
-                check_group_memory(experiment, size, _this_machine())
+                check_group_memory(experiment, size, here)
             manifest, _ = prepare_manifest(trained, task, source.parent, Path(scratch))
             check_evaluation(trained, task, manifest)
             _check_metrics_here(trained, task, manifest)
@@ -215,7 +217,6 @@ def check_run(
             num_params = outline.num_params
             rows = {r.name: manifest.rows(data_region(r, manifest), "train") for r in own}
         _check_place(experiment, num_params or 0)
-        _check_gpus(experiment)
         demands = tuple(demands_of(experiment))
         present = experiment.present_names
         later = [each for each in experiment.regions if each.name not in present]
@@ -274,22 +275,30 @@ def _check_place(experiment: Experiment, num_params: int) -> None:
         )
 
 
-def _check_gpus(experiment: Experiment) -> None:
+def _check_gpus(experiment: Experiment, count: int) -> None:
     """Reject a reservation of more GPUs than this machine has, on a local cluster.
+
+    Args:
+        experiment: the run.
+        count: GPUs of this machine.
 
     Raises:
         ConfigError: names the keys.
     """
-    wanted = sum(each.workers * each.gpus_per_worker for each in experiment.present)
-    if experiment.cluster.kind != "local" or wanted == 0:
+    groups = [each.group for each in experiment.groups if each.group is not None]
+    by_groups = sum(group.nodes * group.gpus_per_node for group in groups)
+    by_workers = sum(
+        each.workers * each.gpus_per_worker for each in experiment.present if each.group is None
+    )
+    if experiment.cluster.kind != "local" or by_groups + by_workers <= count:
         return
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted > count:
-        raise ConfigError(
-            f"gpus_per_worker: the workers reserve {wanted:g} GPUs, and this machine has {count}",
-            fix="Set gpus_per_worker to 0 in every region and device to cpu, or use a cluster with "
-            "GPUs: `cluster: {kind: existing}`.",
-        )
+    key, who, rest = "gpus_per_worker", "workers", " in every region and device to cpu"
+    if by_groups:
+        key, who, rest = "gpus_per_node", "groups", " in every group"
+    raise ConfigError(
+        f"{key}: the {who} reserve {by_groups + by_workers:g} GPUs, and this machine has {count}",
+        fix=f"Set {key} to 0{rest}, or use a cluster with GPUs: `cluster: {{kind: existing}}`.",
+    )
 
 
 def needs_table(found: RunCheck) -> FittedTable:

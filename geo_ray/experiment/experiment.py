@@ -144,6 +144,10 @@ _GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
 """Further keys of `train` where geo_ray starts groups."""
 _TASK_TRAIN: Final = frozenset({"accumulate", "eval_batch_size", "clip_mean_norm"})
 """Further keys of `train` where groups train the task."""
+_JOINED_PLAN: Final = (
+    "plan: a region with `join: true` has machines and a loop of its own, which cannot be planned; "
+    "omit it. Only `compute_fraction` of `diloco` adapts the interval there"
+)
 _RESERVED: Final = "geo-ray-"
 _SERVED_REGION: Final = frozenset({"name", "at", "copies", "join", "group", "cpus_per_server"})
 """Keys of a region that joins, or that is a group."""
@@ -289,6 +293,8 @@ class Experiment(StrictModel):
         for name, allowed in _SERVED.items():
             if name == "plan" and self._has_only_groups:
                 continue
+            if name == "members" and self._has_only_groups:
+                allowed |= {"follow_plan"}
             if name == "train":
                 allowed |= _GROUP_TRAIN if self.groups else frozenset()
                 allowed |= _TASK_TRAIN if self.task_regions else frozenset()
@@ -298,7 +304,7 @@ class Experiment(StrictModel):
                 found += [f"{name}.{key}: {advice}" for key in unused]
                 changes[name] = value.model_copy(update=unused)
             elif value != default:
-                found.append(f"{name}: {advice}")
+                found.append(_JOINED_PLAN if name == "plan" else f"{name}: {advice}")
                 changes[name] = default
         if self.train.keep_best is not None and self.train.patience is not None:
             watched = "`train.patience` watches the metric of `train.target`, else `loss`"
@@ -454,9 +460,12 @@ class Experiment(StrictModel):
 
     def state_every(self, region: RegionConfig) -> int:
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""
+        return self.train.state_every if self.owns_steps(region.workers) else 0
+
+    def owns_steps(self, workers: int) -> bool:
+        """Tell whether the workers of a region with so many make the optimizer's steps."""
         is_task = self.optimizer.kind == "task"
-        is_own = self.train.workers_own_steps(self.strategy, len(self.regions), region.workers)
-        return self.train.state_every if is_task or is_own else 0
+        return is_task or self.train.workers_own_steps(self.strategy, len(self.regions), workers)
 
     def elastic(self, region: RegionConfig) -> ElasticConfig | None:
         """Return how a region continues without some of its workers; None: it waits for them."""

@@ -88,6 +88,20 @@ class RequestStop:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRun:
+    """End the run at once; see `JoinService.on_end`."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetInterval:
+    """Change the steps between exchanges; see `JoinService.set_interval`."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class BeginSave:
     """Begin a checkpoint; see `JoinService.begin_save`."""
 
@@ -109,11 +123,31 @@ class Attach:
     """Make the receiver of the log the standby."""
 
 
-Op = Received | Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
-_Plain = Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
+_Plain = (
+    Tick
+    | LoseRegion
+    | LoseHolder
+    | RequestStop
+    | EndRun
+    | SetInterval
+    | BeginSave
+    | EndSave
+    | Attach
+)
+Op = Received | _Plain
 _PLAIN: Final[dict[str, type[_Plain]]] = {
     each.__name__: each
-    for each in (Tick, LoseRegion, LoseHolder, RequestStop, BeginSave, EndSave, Attach)
+    for each in (
+        Tick,
+        LoseRegion,
+        LoseHolder,
+        RequestStop,
+        EndRun,
+        SetInterval,
+        BeginSave,
+        EndSave,
+        Attach,
+    )
 }
 
 
@@ -344,10 +378,14 @@ class ReplicatedService:
                     return self._numbered(service.lose(region, cause))
                 case RequestStop():
                     return self._numbered(service.request_stop())
+                case SetInterval(steps):
+                    return self._numbered(service.set_interval(steps))
                 case BeginSave(checkpoint, keep, timeout_s, halt):
                     return self._numbered(
                         service.begin_save(checkpoint, keep, timeout_s, halt=halt)
                     )
+                case EndRun(cause):
+                    return self._numbered(service.on_end(cause))
                 case LoseHolder(holder, cause):
                     return self._numbered(service.on_holder_lost(holder, cause))
                 case EndSave(checkpoint):

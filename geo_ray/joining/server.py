@@ -32,12 +32,12 @@ from geo_ray.joining.protocol import (
     JoinTerms,
     Outbound,
     holder_name,
-    process_words,
     rank_of,
     region_of,
 )
 from geo_ray.joining.replication import (
     BeginSave,
+    EndRun,
     EndSave,
     LoseHolder,
     LoseRegion,
@@ -46,6 +46,7 @@ from geo_ray.joining.replication import (
     ReplicatedService,
     RequestStop,
     ServiceEntry,
+    SetInterval,
     Tick,
 )
 from geo_ray.joining.service import Stage
@@ -178,9 +179,7 @@ class JoinServer:
                 self._fence("its standby cannot be reached")
                 return
             elif region_of(peer) == SERVER:
-                self.lose_holder(
-                    rank_of(peer), f"{process_words(rank_of(peer))} has been away {after}"
-                )
+                self.lose_holder(rank_of(peer), f"it has been away {after}")
             else:
                 self.lose(region_of(peer), f"rank '{peer}' has been away {after}")
 
@@ -198,6 +197,16 @@ class JoinServer:
         """Ask every region to finish."""
         with self.lock:
             self._offer(RequestStop())
+
+    def end(self, cause: str) -> None:
+        """End the run at once, and tell all ranks; `close` waits until they know it."""
+        with self.lock:
+            self._offer(EndRun(cause))
+
+    def set_interval(self, steps: int) -> None:
+        """Change the steps between exchanges; see `JoinService.set_interval`."""
+        with self.lock:
+            self._offer(SetInterval(steps))
 
     def begin_save(
         self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
@@ -279,20 +288,23 @@ class JoinServer:
         """The run's progress."""
         return self.service.stage
 
-    def close(self) -> None:
+    def close(self, drain_s: float = _DRAIN_S) -> None:
         """Wait until ranks have what was sent to them, and close all connections.
 
         That includes what waits for holders, which must be closed later, and what ranks will ask
         for that were connected to an earlier server. Ranks of lost regions are not waited for.
 
         The standby must not be promoted afterwards: inputs no longer wait for it.
+
+        Args:
+            drain_s: longest wait.
         """
         self._closing.set()
         self._ticker.join(_CLOSE_S)
         with self.lock:
             if not self.is_fenced:
                 self._post(self._log.release())
-        until_s = time.monotonic() + _DRAIN_S
+        until_s = time.monotonic() + drain_s
         while not self._is_settled() and time.monotonic() < until_s:
             time.sleep(_TICK_S / 10)
         stats = self._endpoint.stats()

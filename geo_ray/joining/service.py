@@ -69,6 +69,7 @@ from geo_ray.joining.slices import (
     DivideOrder,
     FinishOrder,
     ForgetOrder,
+    IntervalOrder,
     LeaveOrder,
     Order,
     Relayed,
@@ -351,7 +352,7 @@ class JoinService:
             what = f"{len(self._regions)} regions take part, members.min is {self._least}"
             self._emit("run_paused", cause=f"{what}; lost: {', '.join(self._held)}")
         else:
-            found += self._answers(self._execute(LeaveOrder(region=region)))
+            found += self._answers(self._leave(region))
         if region == self._donor and not all(self._copied.values()):
             for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
@@ -364,9 +365,10 @@ class JoinService:
     def _stop_joining(self, region: str) -> None:
         """Forget that a region waits for the next barrier."""
         if self._joining.pop(region, None) is not None:
-            self._execute(
-                LeaveOrder(region=region)
-            )  # it is no member yet, so that nothing is answered
+            self._leave(region)  # it is no member yet, so that nothing is answered
+
+    def _leave(self, region: str) -> Answers:
+        return self._execute(LeaveOrder(region=region, now_s=self._now_s()))
 
     def lose(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region, and tell its ranks, which may be connected again."""
@@ -401,7 +403,7 @@ class JoinService:
             self._emit("run_resumed")
         for name in list(self._held):
             del self._held[name]
-            found += self._answers(self._execute(LeaveOrder(region=name)))
+            found += self._answers(self._leave(name))
         return found
 
     def awaited(self) -> dict[str, tuple[float, str | None]]:
@@ -475,6 +477,27 @@ class JoinService:
         self._execute(FinishOrder())
         return self._gated(self._release())
 
+    def on_end(self, cause: str) -> list[Outbound]:
+        """End the run at once, and tell all ranks that have described themselves."""
+        if self._is_over or self.failure is not None:
+            return []
+        self.failure = ServerLostError(
+            f"the run has ended: {cause}",
+            fix="Start the region again when the run is served again.",
+        )
+        names = dict.fromkeys((*self._regions, *self._joining))
+        return self._gated([each for n in names for each in self._refuse(n, self.failure)])
+
+    def set_interval(self, steps: int) -> list[Outbound]:
+        """Change the steps between exchanges, from the next answer to each region on.
+
+        All ranks of a region get it with the same answer, and with rounds all regions do. It has no
+        effect before the run trains.
+        """
+        if self.stage is Stage.TRAINING and self.failure is None:
+            self._execute(IntervalOrder(steps=steps))
+        return self._gated([])
+
     # ------------------------------------------------------------------ holders
 
     def on_holder_lost(self, holder: int, cause: str) -> list[Outbound]:
@@ -483,7 +506,7 @@ class JoinService:
         No answer leaves that was not taken in by all holders, so that the run can continue from its
         newest checkpoint.
         """
-        error = RegionLostError(f"holder {holder} of the run's averagers is lost: {cause}")
+        error = RegionLostError(f"{process_words(holder)} is lost: {cause}")
         return self._gated(self._fail(error))
 
     def _fail(self, error: GeoRayError) -> list[Outbound]:
@@ -595,7 +618,7 @@ class JoinService:
             about = self._met()
             names = [name for name, region in self._regions.items() if region.saves]
             return self._gated(found + self._all("save", names, about))
-        return self._gated(found + self._answers(self._execute(ChangeOrder())))
+        return self._gated(found + self._answers(self._change()))
 
     @property
     def saves(self) -> bool:
@@ -821,7 +844,10 @@ class JoinService:
         ready = [name for name in ready if name not in self._held]
         if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
-        return self._answers(self._execute(ChangeOrder(joins=(min(ready),))))
+        return self._answers(self._change(min(ready)))
+
+    def _change(self, *joins: str) -> Answers:
+        return self._execute(ChangeOrder(joins=joins, now_s=self._now_s()))
 
     def _at_barrier(self, replies: Sequence[ReplyMessage]) -> None:
         """Make the joining regions members."""
@@ -1098,8 +1124,10 @@ class JoinService:
             "step",
             region=name,
             step=region.steps,
+            steps=first.steps,
             samples=first.num_samples,
             loss=sent.loss,
+            exchange_s=first.exchange_s,
             compute_s=compute_s,
             wait_s=max(0.0, now_s - before_s - compute_s),
             start_s=now_s - compute_s,

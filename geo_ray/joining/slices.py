@@ -50,7 +50,7 @@ from geo_ray.joining.protocol import (
 )
 from geo_ray.joining.rank import RankState
 from geo_ray.strategies.base import Strategy
-from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
+from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager, interval_of, set_interval
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange, View
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
@@ -194,6 +194,7 @@ class LeaveOrder(StrictModel):
 
     kind: Literal["leave"] = "leave"
     region: str
+    now_s: float
 
 
 class ChangeOrder(StrictModel):
@@ -201,6 +202,7 @@ class ChangeOrder(StrictModel):
 
     kind: Literal["change"] = "change"
     joins: tuple[str, ...] = ()
+    now_s: float
 
 
 class CopyOrder(StrictModel):
@@ -220,6 +222,13 @@ class FinishOrder(StrictModel):
     """Ask every region to finish with its next answer."""
 
     kind: Literal["finish"] = "finish"
+
+
+class IntervalOrder(StrictModel):
+    """Ask regions for their next exchange after so many steps, from their next answers on."""
+
+    kind: Literal["interval"] = "interval"
+    steps: int = Field(ge=1)
 
 
 class DivideOrder(StrictModel):
@@ -265,6 +274,7 @@ Order: TypeAlias = (
     | ChangeOrder
     | CopyOrder
     | FinishOrder
+    | IntervalOrder
     | DivideOrder
     | CollectOrder
     | SnapshotOrder
@@ -333,6 +343,7 @@ class SliceAveragers:
         self._layout = Layout(())
         self._starts: tuple[int, ...] = (0,)
         self._staged: dict[tuple[str, int], UpdateMessage] = {}  # by region and slice
+        self._taken_s: dict[str, float] = {}  # time of the newest update of each region
         self._arriving: dict[tuple[str, int], ArrivingPart] = {}  # by rank and slice
         self._collect: CollectOrder | None = None
         self._values: dict[int, int] = {}  # parameters of each slice that have arrived
@@ -377,6 +388,11 @@ class SliceAveragers:
         return next((error for error in found if error is not None), None)
 
     @property
+    def interval(self) -> int | None:
+        """Steps between exchanges that regions were asked for; None: as configured."""
+        return interval_of(self._first.state) if self.averagers else None
+
+    @property
     def waiting(self) -> tuple[str, ...]:
         """The regions whose updates wait for those of the others."""
         return tuple(self._first.state.waiting) if self.averagers else ()
@@ -415,23 +431,30 @@ class SliceAveragers:
             case WakeOrder():
                 for averager in self.averagers.values():
                     averager.at(order.now_s)
-                return {i: averager.on_wake() for i, averager in self.averagers.items()}
+                found = {i: averager.on_wake() for i, averager in self.averagers.items()}
+                return self._timed(found, order.now_s)
             case LeaveOrder():
                 for key in [key for key in self._staged if key[0] == order.region]:
                     del self._staged[key]
                 for peer, index in list(self._arriving):
                     if region_of(peer) == order.region:
                         del self._arriving[peer, index]
-                return {i: each.leave(order.region) for i, each in self.averagers.items()}
+                found = {i: each.leave(order.region) for i, each in self.averagers.items()}
+                return self._timed(found, order.now_s)
             case ChangeOrder():
                 change = MemberChange(joins=order.joins)
-                return {i: each.change(change) for i, each in self.averagers.items()}
+                found = {i: each.change(change) for i, each in self.averagers.items()}
+                return self._timed(found, order.now_s)
             case CopyOrder():
                 self._copy = order
                 self.attempts |= order.attempts
             case FinishOrder():
                 for averager in self.averagers.values():
                     averager.request_stop()
+            case IntervalOrder():
+                interval = self._terms.strategy.traits.exchange.interval
+                for averager in self.averagers.values():
+                    set_interval(averager.state, order.steps, interval)
             case DivideOrder():
                 self._divide_again(order)
             case CollectOrder():
@@ -495,7 +518,21 @@ class SliceAveragers:
                 part, num_samples=order.rows, step_s=order.step_s, exchange_s=order.exchange_s
             )
             found[index] = averager.on_update(part)
-        return found
+        self._taken_s[order.region] = order.now_s
+        return self._timed(found, order.now_s)
+
+    def _timed(self, answers: Answers, now_s: float) -> Answers:
+        """Return answers with the time for which the update has waited for them.
+
+        An adaptive interval must not grow because one region waits for another.
+        """
+        return {
+            index: [
+                replace(each, held_s=max(0.0, now_s - self._taken_s.get(each.to, now_s)))
+                for each in of_slice
+            ]
+            for index, of_slice in answers.items()
+        }
 
     def _divide_again(self, order: DivideOrder) -> None:
         """Divide the range of this process again.

@@ -6,7 +6,8 @@ step takes
     ``fixed_s + rows / C + sum_i n_i lan_i``,  ``C = sum_i n_i p_i`` rows/s,
 
 and slightly more because every machine computes whole rows (`whole_rows`). If the parameter server
-runs on one of the machines, the largest ``lan_i`` among them is not counted once.
+runs on one of the machines, the largest ``lan_i`` among them is not counted once. A machine that is
+the only one may have another ``lan_i``.
 
 Source: the right-sizing of Cloudless-Training, reconstructed; ``lan_i`` follows Scavenger's
 "synchronisation grows with the workers" (arXiv 2303.06659).
@@ -59,6 +60,7 @@ class Offer:
         lan_s: seconds that one adds to a step.
         max_rows: maximum rows of a step that fit into the memory of one.
         lost_fraction: fraction of the time of all waiting regions that its preemptions cost.
+        alone_lan_s: `lan_s` of a region's only machine, at most as long; None: the same.
     """
 
     type: str
@@ -69,6 +71,7 @@ class Offer:
     lan_s: float = 0.0
     max_rows: int = ANY_ROWS
     lost_fraction: float = 0.0
+    alone_lan_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class RegionFleet:
     _spots: int = field(init=False)  # number of spot machines
     _capped: dict[int, RegionFleet] = field(init=False, default_factory=dict)
     _lan_I: Floats = field(init=False)
+    _alone_lan_I: Floats = field(init=False)
     _max_rows_I: NDArray[np.int64] = field(init=False)
     _least_lan_s: float = field(init=False)
     _price_I: Floats = field(init=False)
@@ -148,8 +152,10 @@ class RegionFleet:
         self._spots = int(self._cap_I[self._spot_I].sum()) * self._each
         self._max_rows_I = np.array([o.max_rows for o in self.offers], dtype=np.int64)
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
-        allowed_I = self._lan_I[self._cap_I > 0]
-        self._least_lan_s = 0.0 if self.one_is_free else float(allowed_I.min(initial=math.inf))
+        alone = [o.lan_s if o.alone_lan_s is None else o.alone_lan_s for o in self.offers]
+        self._alone_lan_I = np.zeros(len(alone)) if self.one_is_free else np.array(alone, float)
+        allowed_I = self._alone_lan_I[self._cap_I > 0]
+        self._least_lan_s = float(allowed_I.min(initial=math.inf))
         order = np.argsort(self._price_I / self._speed_I, kind="stable")
         self._order = order[self._cap_I[order] > 0]
         power, price = self._speed_I * self._cap_I, self._price_I * self._cap_I
@@ -240,7 +246,8 @@ class RegionFleet:
         rows_bind = bool((self._max_rows_I[there] < self.rows).any())
         if not self._lan_I[there].any():
             return not rows_bind or self.most_spot is None
-        return len(np.unique(self._lan_I[there])) == 1 and not rows_bind
+        lans = self._lan_I[there], self._alone_lan_I[there]
+        return all(len(np.unique(lan_I)) == 1 for lan_I in lans) and not rows_bind
 
     def _prefixes(self) -> Iterator[NDArray[np.intp]]:
         """Return the fastest N machines of the types with a fast enough network, for every N."""
@@ -286,7 +293,13 @@ class RegionFleet:
     def _least_lan(self, seconds: float) -> Covered:
         """Return the machines with minimum LAN time (as "USD") that compute all rows in a time."""
         if not self.one_is_free:
-            return self._least_lan_of(seconds, None)
+            found, alone = self._least_lan_of(seconds, None), self._fastest_alone(seconds)
+            if alone is None:
+                return found
+            alone_s = float(self._alone_lan_I[alone])
+            if alone_s < found.usd:
+                found = replace(found, counts_I=np.eye(len(self.offers))[alone], usd=alone_s)
+            return replace(found, least_usd=min(found.least_usd, alone_s))
         # Try each kind as the machine without LAN time, the most promising first.
         of_spot = self._spot_I & (self.most_spot is not None)
         columns = self._lan_I, self._speed_I, self._max_rows_I, of_spot
@@ -301,6 +314,11 @@ class RegionFleet:
             least = min(least, found.least_usd)
             best = found if found.usd < best.usd else best
         return replace(best, least_usd=min(least, best.usd))
+
+    def _fastest_alone(self, seconds: float) -> int | None:
+        """Return the offer with minimum LAN time of which one computes all rows in a time."""
+        able = [i for i in self._order.tolist() if self._done(i, seconds) >= self.rows]
+        return min(able, key=self._alone_lan_I.__getitem__, default=None)
 
     def _done(self, offer: int, seconds: float) -> int:
         """Return the rows that one machine of an offer computes in a time."""
@@ -343,8 +361,10 @@ class RegionFleet:
 
     def _least_lan_s_in(self, seconds: float) -> float:
         """Return a lower bound on the LAN time of machines that compute all rows in a time."""
+        alone = self._fastest_alone(seconds)
+        alone_s = math.inf if alone is None else float(self._alone_lan_I[alone])
         free = max(self._done(i, seconds) for i in self._order.tolist()) if self.one_is_free else 0
-        return self._lan_in_pieces(seconds, free)
+        return min(alone_s, self._lan_in_pieces(seconds, free))
 
     def _lan_in_pieces(self, seconds: float, done: int) -> float:
         """Return the minimum LAN time for all rows but ``done``, with fractional machines."""
@@ -449,7 +469,11 @@ class RegionFleet:
         if self._better_I is None:
             self._better_I = self._sums_of_better()
         power_I, price_I, count_I, better_lan_I = self._better_I
-        known = self._quick(limit_s)
+        known = min(
+            (pick for pick in (self._quick(limit_s), self._cheapest_one(limit_s)) if pick),
+            key=attrgetter("usd_per_h"),
+            default=None,
+        )
         # The last row of a machine may not fit, so at least this many rows are completed.
         alone_I = power_I * (limit_s - self.fixed_s - better_lan_I) - count_I
         alone_I = np.where(self._max_rows_I < self.rows, -np.inf, alone_I)
@@ -479,14 +503,18 @@ class RegionFleet:
             counts_I = np.array(known.counts, dtype=float)
         else:
             return None
-        least_usd = found.least_usd * (1 - CLOSE)
+        least_usd = min(found.least_usd, known_usd) * (1 - CLOSE)
         return replace(self._pick(counts_I), least_usd_per_h=least_usd)
 
     def _cheapest_gang(self, limit_s: float) -> Pick | None:
+        best = self._cheapest_one(limit_s)
+        return None if best is None else replace(best, least_usd_per_h=best.usd_per_h)
+
+    def _cheapest_one(self, limit_s: float) -> Pick | None:
+        """Return the cheapest single machine, or gang, that meets the limit."""
         singles = np.eye(len(self.offers))[self._cap_I > 0]
         within = [p for p in map(self._pick, singles) if p.step_s <= limit_s * (1 + CLOSE)]
-        best = min(within, key=attrgetter("usd_per_h"), default=None)
-        return None if best is None else replace(best, least_usd_per_h=best.usd_per_h)
+        return min(within, key=attrgetter("usd_per_h"), default=None)
 
     def _quick(self, limit_s: float) -> Pick | None:
         """Return a nearly cheapest selection that meets the limit: best value first.
@@ -535,6 +563,8 @@ class RegionFleet:
 
     def lan_s(self, counts_I: NDArray[Any]) -> float:
         """Return the LAN time that a selection adds to a step."""
+        if counts_I.sum() == 1:
+            return float(counts_I @ self._alone_lan_I)
         total_s = float(counts_I @ self._lan_I)
         if not self.one_is_free:
             return total_s

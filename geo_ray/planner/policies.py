@@ -102,6 +102,7 @@ def fixed(request: Request, counts: Counts) -> Plan:
     Raises:
         PlanInfeasibleError: a region has no machines, more than its cap, or an unavailable kind.
     """
+    request = request.by_interval()[0]
     search = Search(request.work, request.fleets(), request.options())
     picks = [fleet.pick(_counts_of(fleet, counts.get(fleet.name, {}))) for fleet in search.fleets]
     found = search.complete(picks, search.options[0])
@@ -179,7 +180,7 @@ def everything(request: Request) -> Plan:
 
 def _at_length(request: Request) -> Search:
     """Return the search at prices for about the length of the job."""
-    hours = 1.0
+    hours, request = 1.0, request.by_interval()[0]
     for _ in range(2):
         length = Bracket.at(hours)
         search = Search(request.work, request.fleets(length), request.options(length), length)

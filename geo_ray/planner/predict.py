@@ -31,6 +31,7 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
         gap: maximum relative distance to the optimum.
         reason: why the plan was chosen.
     """
+    request = request.at(found.option.interval)
     seconds = _seconds(request, found)
     total_s = sum(seconds.values())
     hours, lost_fraction = total_s / HOUR_S, seconds.get(PREEMPTIONS, 0.0) / total_s

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple, Protocol
 
 from geo_ray.base.errors import PlanInfeasibleError
 from geo_ray.base.text import enough_text
@@ -47,6 +47,7 @@ class Rental:
         cap: maximum count.
         lost_fraction: expected fraction of the time of all waiting regions that preemptions cost.
         lan_s: seconds that one adds to a step for traffic inside the region.
+        alone_lan_s: see `Offer.alone_lan_s`.
         workers: workers of one, each with its own accelerator.
         max_rows: maximum rows of a step that fit into the memory of one.
         left_out: why it cannot be used; empty if it can, or is not offered.
@@ -64,6 +65,11 @@ class Rental:
     max_rows: int = ANY_ROWS
     left_out: str = ""
     since_h: float = 0.0
+    alone_lan_s: float | None = None
+
+
+OwnSteps = Literal["never", "alone", "always"]
+"""Whether the workers of a region make the optimizer's steps: always, or if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class Site:
         one_is_free: whether the parameter server runs on one of the machines, whose workers need no
             network; the one with the largest `lan_s` is chosen.
         counts_lan: whether `Rental.lan_s` is computed from the network because it was not measured.
+        own_steps: where the network is used at exchanges only. `Rental.lan_s` is then not that of a
+            step: see `Request.at`.
         server: instance type of the parameter server; None: on one of the machines.
         edges_h: all hours at which one of these prices changes.
         server_since_h: `Rental.since_h` of the server.
@@ -91,6 +99,7 @@ class Site:
     fixed_s: float = 0.0
     one_is_free: bool = False
     counts_lan: bool = False
+    own_steps: OwnSteps = "never"
     server: str | None = None
     edges_h: frozenset[float] = frozenset()
     server_since_h: float = 0.0
@@ -98,6 +107,10 @@ class Site:
 
     def lan_s(self, counts: Sequence[int]) -> float:
         """Return the LAN time that a selection of rentals adds to a step."""
+        if sum(counts) == 1:
+            rental = self.rentals[list(counts).index(1)]
+            alone_s = rental.lan_s if rental.alone_lan_s is None else rental.alone_lan_s
+            return 0.0 if self.one_is_free else alone_s
         used = [rental.lan_s for rental, n in zip(self.rentals, counts, strict=True) if n]
         total_s = sum(n * rental.lan_s for rental, n in zip(self.rentals, counts, strict=True))
         return total_s - (max(used, default=0.0) if self.one_is_free else 0.0)
@@ -154,6 +167,7 @@ class Request:
         first_in_full: whether the first exchange uses no codec, because there is no base for a
             difference yet.
         loss: loss of intervals and codecs.
+        state_every: steps after which a region's only worker sends its state to the server.
     """
 
     work: JobWork
@@ -170,6 +184,40 @@ class Request:
     last_errors: tuple[float, float] = (0.0, 0.0)
     first_in_full: bool = False
     loss: LossTable = field(default_factory=AssumedLoss)
+    state_every: int = 1
+
+    @property
+    def lan_depends(self) -> bool:
+        """Whether the LAN time of a step depends on the interval."""
+        return any(site.own_steps != "never" for site in self.sites)
+
+    def by_interval(self) -> list[Request]:
+        """Return a request for each interval within the loss budget; one with all if none is."""
+        is_one = len(self.sites) == 1
+        intervals = [
+            interval
+            for interval in (self.intervals[:1] if is_one else self.intervals)
+            if is_one or any(self.loss_of(interval, c) <= self.loss_budget for c in self.codecs)
+        ]
+        if not (self.lan_depends and intervals):
+            return [replace(self.at(self.intervals[0]), intervals=self.intervals)]
+        return [self.at(interval) for interval in intervals]
+
+    def at(self, interval: int) -> Request:
+        """Return the request for one interval, with the LAN time that it gives a step.
+
+        Workers that make the optimizer's steps use the network once per exchange, the worker of a
+        single region once per `state_every` steps.
+
+        Args:
+            interval: one of `intervals`.
+        """
+        if not self.lan_depends:
+            return self
+        every = self.work.pattern.timing(interval).every
+        apart = max(1.0, self.state_every if len(self.sites) == 1 else every)
+        sites = [_at(site, apart) for site in self.sites]
+        return replace(self, sites=sites, intervals=(interval,))
 
     def fleets(self, bracket: Bracket = UNCHANGING, most_nodes: int = 20_000) -> list[RegionFleet]:
         """Return the fleets of the regions, at the prices of a bracket.
@@ -194,6 +242,7 @@ class Request:
                     each.lan_s,
                     each.max_rows * together,
                     each.lost_fraction,
+                    each.alone_lan_s,
                 )
                 for each in site.rentals
             ]
@@ -290,6 +339,20 @@ class Request:
             overhead_s,
             bits,
         )
+
+
+def _at(site: Site, apart: float) -> Site:
+    """Return a site whose workers, if they make the optimizer's steps, send after so many steps."""
+    rentals = []
+    for rental in site.rentals:
+        sent_s = rental.lan_s / apart
+        if site.own_steps == "always":
+            rentals.append(replace(rental, lan_s=sent_s))
+        elif site.own_steps == "alone" and rental.workers == 1:
+            rentals.append(replace(rental, alone_lan_s=sent_s))
+        else:
+            rentals.append(rental)
+    return replace(site, rentals=rentals, own_steps="never")
 
 
 def _nothing_to_rent(site: Site, rows: int) -> PlanInfeasibleError:

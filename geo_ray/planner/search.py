@@ -583,6 +583,15 @@ class BracketSearch:
         """
         best: Found | None = None
         value = lower = math.inf
+        if self.request.lan_depends:
+            for part in self._by_interval:
+                found, least = part.best(objective, limits)
+                lower = min(lower, least)
+                if found is not None and (
+                    best is None or found.value(objective) < best.value(objective)
+                ):
+                    best = found
+            return best, lower
         number = itertools.count()
         heap: list[tuple[float, int, Bracket]] = []
         waiting = list(self._brackets)
@@ -606,6 +615,10 @@ class BracketSearch:
                 else:
                     lower = min(lower, least)
         return best, min([lower, value, *(entry[0] for entry in heap[:1])])
+
+    @cached_property
+    def _by_interval(self) -> list[BracketSearch]:
+        return [replace(self, request=each, _searches={}) for each in self.request.by_interval()]
 
     def priced(self, found: Found) -> Found:
         """Return the solution with the cost of its own length."""

@@ -182,7 +182,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         max_refused=train.max_refused_steps,
         attempt=attempt,
         alone=len(experiment.regions) == 1,
-        batches_per_push=max(1, experiment.worker_steps),
+        worker_steps=experiment.worker_steps,
         stragglers=train.stragglers,
         elastic=experiment.elastic(region),
         # The server of a single region has no other parameters than the worker sent last.
@@ -216,6 +216,7 @@ def build_shard(
     """Return shard ``index`` of ``region``, over its slice of the model; see `Shard.from_slice`."""
     train, params_P = experiment.train, start.params_P
     steps = train.steps * (region.workers if train.mode == "async" else 1)
+    has_own = experiment.state_every(region) or experiment.worker_steps
     return Shard.from_slice(
         params_P,
         split_sizes(params_P.numel(), region.ps_shards)[index],
@@ -225,7 +226,8 @@ def build_shard(
         parameters=start.parameters,
         flat=start.is_flat(experiment.optimizer),
         given=given,
-        own_steps=region.workers if experiment.state_every(region) else 0,
+        optimizers=region.workers if has_own else 0,
+        pushes_changes=experiment.worker_steps > 0,
     )
 
 

@@ -57,7 +57,7 @@ from geo_ray.planner.memory import (
 from geo_ray.planner.plan import Plan, RankMemory
 from geo_ray.planner.policies import Counts
 from geo_ray.planner.profile import Profile, StartModel, StepModel, fit_start, fit_steps
-from geo_ray.planner.request import Rental, RentalPrice, Request, Site
+from geo_ray.planner.request import OwnSteps, Rental, RentalPrice, Request, Site
 from geo_ray.planner.timing import HOUR_S, JobWork, Pattern
 from geo_ray.prices.price import INTERNET, Market, PriceRecord
 from geo_ray.prices.price_book import Instance, PriceBook, instance_of
@@ -206,7 +206,7 @@ class Footprint:
 
     Counted in copies of the model, 4 bytes a parameter:
 
-    - a worker: parameters, gradient and, if workers take local steps, the optimizer state. They are
+    - a worker: parameters, gradient and, if it makes the optimizer's steps, its state. They are
       on its accelerator if it has one; its host then has two more copies, which the worker shares
       with the parameter server
     - a region's parameter server and bridge: parameters, the sum of gradients, the optimizer
@@ -219,21 +219,21 @@ class Footprint:
     Attributes:
         num_params: number of parameters.
         states: values per parameter in the optimizer state.
-        local: whether workers take local steps.
+        own_steps: whether workers make the optimizer's steps.
         regions: number of regions.
         row_bytes: bytes per row; None: unknown, and not counted.
     """
 
     num_params: int
     states: int = 0
-    local: bool = False
+    own_steps: OwnSteps = "never"
     regions: int = 1
     row_bytes: float | None = None
 
-    @property
-    def worker_bytes(self) -> float:
-        """Return the bytes that a worker needs on its device."""
-        return self._copies(2 + (self.states if self.local else 0))
+    def worker_bytes(self, workers: int) -> float:
+        """Return the bytes that a worker needs on its device, if a machine has so many."""
+        may_own = self.own_steps == "always" or (self.own_steps == "alone" and workers == 1)
+        return self._copies(2 + (self.states if may_own else 0))
 
     @property
     def server_bytes(self) -> float:
@@ -250,13 +250,13 @@ class Footprint:
         accelerators = machine.accelerators or 0
         workers = max(1, accelerators)
         host_bytes = (self.server_bytes if serves else 0.0) + workers * (
-            self._copies(2) if accelerators else self.worker_bytes
+            self._copies(2) if accelerators else self.worker_bytes(workers)
         )
         row_bytes = self.row_bytes or 0.0
         capacities = []
         if accelerators and machine.accelerator_gb is not None:
             capacities.append(
-                ("an accelerator", machine.accelerator_gb, self.worker_bytes, workers)
+                ("an accelerator", machine.accelerator_gb, self.worker_bytes(workers), workers)
             )
         if machine.host_gb is not None:
             rows_there = 0 if accelerators else 1
@@ -352,6 +352,7 @@ def site_of(
         fixed_s=_fixed_s(experiment, measured),
         one_is_free=offer.server is None and counts_lan,
         counts_lan=counts_lan,
+        own_steps=_own_steps(experiment) if counts_lan else "never",
         server=offer.server,
         edges_h=frozenset(edges_h),
     )
@@ -621,7 +622,7 @@ def _footprint(experiment: Experiment, size: ModelSize) -> Footprint:
     return Footprint(
         size.num_params,
         _STATES[experiment.optimizer.kind],
-        experiment.worker_steps > 0,
+        "always" if experiment.worker_steps > 0 else _own_steps(experiment),
         len(experiment.regions),
         size.row_bytes if given_mb is None else given_mb * 1e6,
     )
@@ -650,6 +651,13 @@ def _fixed_s(experiment: Experiment, measured: StepModel | None) -> float:
     if given_s is not None:
         return given_s / max(1, experiment.worker_steps)
     return 0.0 if measured is None else measured.fixed_s
+
+
+def _own_steps(experiment: Experiment) -> OwnSteps:
+    """Return in which regions workers make the optimizer's steps instead of the server."""
+    if experiment.owns_steps(2):
+        return "always"
+    return "alone" if experiment.owns_steps(1) else "never"
 
 
 def _lan_is_counted(plan: PlanConfig, measured: StepModel | None) -> bool:
@@ -800,6 +808,7 @@ def request_of(
         overhead_s={} if profile is None else {p.codec: p.overhead_s for p in profile.exchanges},
         last_errors=last_errors(experiment),
         first_in_full=experiment.strategy.traits.sends == "model",
+        state_every=experiment.train.state_every,
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -33,9 +34,10 @@ from geo_ray.runs.planning import Inputs, Sources, inputs_of
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.totals import RunTotals
-from geo_ray.transport.links import load_links
+from geo_ray.transport.links import LinkRecord, load_links
 
 LEAST_GAIN: Final = 0.05
+_EXCHANGES: Final = 32  # newest ones of a region, from which its goodput is estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +149,13 @@ class State:
         step_s: median step time by region, from the rows to the applied step, like `step_s` of a
             plan: computation, the exchange inside the region, and the server.
         run_h: age of its first machines.
+        exchange_mbps: goodput by region of whole exchanges with the process that serves a run.
     """
 
     steps: int
     step_s: Mapping[str, float]
     run_h: float = 0.0
+    exchange_mbps: Mapping[str, float] = field(default_factory=dict)
 
 
 def state_of(events: Iterable[Event]) -> State:
@@ -162,20 +166,28 @@ def state_of(events: Iterable[Event]) -> State:
     """
     steps: dict[str, int] = {}
     times_s: dict[str, list[float]] = {}
+    sent_bytes: dict[str, int] = {}  # of the newest exchange, in both directions
+    rates_mbps: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=_EXCHANGES))
     totals = RunTotals()
     for event in events:
         totals.feed(event)
-        if event.kind == "step":
+        if event.kind == "exchange":
+            sent_bytes[event["region"]] = event["bytes_sent"] + event["bytes_received"]
+        elif event.kind == "step":
+            took_s, size = event.fields.get("exchange_s", 0.0), sent_bytes.get(event["region"], 0)
+            if took_s > 0 and size > 0:
+                rates_mbps[event["region"]].append(8e-6 * size / took_s)
             steps[event["region"]] = max(event["step"], steps.get(event["region"], 0))
             # Asynchronous workers begin at different times, so the time of a step is that of the
             # last worker.
             whole_s = max(event.t_s - event.number("start_s"), event.number("compute_s"))
-            times_s.setdefault(event["region"], []).append(whole_s)
+            times_s.setdefault(event["region"], []).append(whole_s / event.fields.get("steps", 1))
     if not steps:
         raise PlanError("the run has not taken a step yet", fix="Try again later.")
     middle = {region: statistics.median(values) for region, values in times_s.items()}
     lasted_s = (totals.startup_s or 0.0) + totals.elapsed_s
-    return State(min(steps.values()), middle, lasted_s / HOUR_S)
+    mbps = {region: statistics.median(values) for region, values in rates_mbps.items()}
+    return State(min(steps.values()), middle, lasted_s / HOUR_S, mbps)
 
 
 def decide(
@@ -357,6 +369,7 @@ def _of_the_rest(
     links = request.links
     if run_links.exists() and not inputs.emulates_links:
         links = links.with_records(load_links(run_links).links)
+    links = links.with_records(_exchanged(state, present.averager))
     return replace(
         request,
         work=work,
@@ -367,6 +380,28 @@ def _of_the_rest(
         links=links,
         codecs=[present.codec],  # a checkpoint contains the state of codecs
     )
+
+
+def _exchanged(state: State, server: str) -> list[LinkRecord]:
+    """Return the links with the region that serves a run, from the time that exchanges took.
+
+    A region has several connections, and an exchange has several steps. So its time is divided
+    evenly among the bytes of both directions: exchanges of this size are predicted as measured.
+    """
+    return [
+        LinkRecord(
+            src=src,
+            dst=dst,
+            goodput_mbps=mbps,
+            rtt_s=0.0,
+            samples=1,
+            measured_at_unix_s=time.time(),
+            source="passive",
+        )
+        for region, mbps in state.exchange_mbps.items()
+        if region != server
+        for src, dst in ((region, server), (server, region))
+    ]
 
 
 def _as_seen(site: Site, plan: RegionPlan, state: State, local: int) -> Site:
@@ -411,7 +446,8 @@ class MembersPlan:
 
     Attributes:
         present: the plan that it follows, restricted to these regions.
-        decision: the decision, if machines and averager could change as well.
+        decision: the decision, if machines and averager could change as well. Those of groups stay
+            the same: then it is about the interval.
         as_it_goes: decision about the interval and the averager's region, which an active run can
             change; None: it can change neither.
     """
@@ -463,12 +499,18 @@ def plan_of_members(
         standby: the averager's standby region; None: no standby.
 
     Raises:
-        PlanError: the run follows no plan, or one without some of the members.
+        PlanError: the run follows no plan, or one without some of the members; or the region that
+            serves a run of groups is not a member.
         GeoRayError: a plan cannot be made.
     """
     followed = directory.followed_plan(run)
     if followed is None:
         raise PlanError("the run follows no plan", fix="Start it with `geo-ray train --plan`.")
+    if experiment.groups and leader not in members:
+        raise PlanError(
+            f"region '{leader}', which serves the run, takes no part",
+            fix="The run is planned again when the region has joined.",
+        )
     regions = tuple(each for each in followed.regions if each.region in members)
     missing = set(members) - {each.region for each in regions}
     if missing:
@@ -484,5 +526,8 @@ def plan_of_members(
     asked = only_of(experiment, members, leader)
     question = (asked, run.base_dir, present, state, run.links, Sources())
     free = free_of(experiment, standby if standby in members else None)
+    if experiment.groups:
+        decision = changed_as_it_goes(*question, PlanChange(interval=True))
+        return MembersPlan(present, decision, decision if free.interval else None)
     as_it_goes = changed_as_it_goes(*question, free) if free else None
     return MembersPlan(present, replanned(*question), as_it_goes)

@@ -46,6 +46,7 @@ _AUTHORITY_FILE: Final = "authority.json"
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _CLOSE_S: Final = 60.0
+_END_S: Final = 4.0  # shorter than a supervisor gives the run actor to end
 _LOOK_S: Final = 1.0
 _RETRY_S: Final = 5.0
 _PIECE_BYTES: Final = 32 << 20
@@ -235,7 +236,7 @@ class AveragerProcesses:
             try:
                 self.ask_holder(holder, "check")
             except RegionLostError as error:
-                self.ask("lose_holder", holder, f"{process_words(holder)}: {error.message}")
+                self.ask("lose_holder", holder, error.message)
 
     @property
     def actor(self) -> Handle:
@@ -292,6 +293,13 @@ class AveragerProcesses:
                 collect({name: call}, _CLOSE_S)
             except GeoRayError as error:
                 log.warning("regions may not have heard the end of the run: %s", error.message)
+
+    def end(self, cause: str) -> None:
+        """Tell ranks that the run ends at once; wait a few seconds until they know it."""
+        try:
+            collect({SERVER: self.actor.end.remote(cause, _END_S)}, _END_S + 1.0)
+        except GeoRayError as error:
+            log.warning("regions may not have heard the end of the run: %s", error.message)
 
     def close(self) -> None:
         """Start no further standby; the processes end with their places."""

@@ -220,12 +220,8 @@ class PrimaryShard:
         # how many threads need that state to merge an answer or to copy it.
         self._released: set[int] = set()
         self._waiting_for_state = 0
-        # Of several such workers: those that wait after a step, and may be asked for the state of
-        # their optimizers, which a checkpoint needs; and those that have sent it.
         self._runs: set[int] = set()  # workers that were allowed several steps
         self._deferred: list[Callable[[], object]] = []  # until such a worker reports
-        self._waiting_workers: set[int] = set()
-        self._sent_optimizer: set[int] = set()
         self._attempts: dict[int, int] = {}
         # Model buffers of the version that a worker was told to fetch.
         self._announced_B: dict[int, Tensor | None] = {}
@@ -275,7 +271,7 @@ class PrimaryShard:
 
     def _forget(self, worker: int) -> None:
         """Forget what a worker was asked for, which is gone or new."""
-        for each in (self._released, self._runs, self._waiting_workers, self._sent_optimizer):
+        for each in (self._released, self._runs):
             each.discard(worker)
 
     def drain(self, worker: int) -> None:
@@ -312,10 +308,11 @@ class PrimaryShard:
             checkpoint: its id.
             halt: pause afterwards.
         """
-        if not self.server.plan.state_every:
+        plan = self.server.plan
+        if not plan.state_every and not plan.reads_optimizers:
             self._copy_and_write(checkpoint, halt=halt)
             return
-        # The worker may have the state until the end of its step.
+        # Workers may have the state until the end of their step.
         copy = partial(self._copy_and_write, checkpoint, halt=halt)
         threading.Thread(target=copy, name="snapshot", daemon=True).start()
 
@@ -417,8 +414,7 @@ class PrimaryShard:
                 return {}, None
             self._released.discard(worker)
             if operation == "optimizer":
-                server.model.take_moments(worker)
-                self._sent_optimizer.add(worker)
+                server.on_optimizer(worker)
                 self._notify()
             elif operation == "state" and server.plan.averages:
                 self._execute(server.on_state(worker))
@@ -427,9 +423,8 @@ class PrimaryShard:
                 self._notify()
             else:
                 report = self._last_report(worker, meta)
-                if server.plan.averages:
-                    self._waiting_workers.add(worker)
-                elif not moves and (self._waiting_for_state or server.needs_state(worker, report)):
+                keeps_state = not (moves or server.plan.averages)
+                if keeps_state and (self._waiting_for_state or server.needs_state(worker, report)):
                     return state_meta("push"), None
                 # Not bound to a name: an update would be retained until the worker's answer.
                 self._execute(server.push(worker, report, has_state=has_state))
@@ -510,9 +505,8 @@ class PrimaryShard:
         with self._changed:
             self._admit(conn, worker)
             while True:
-                needs = self._needs_present_state
-                waits = self._is_paused or worker not in self._answers or needs
-                waits |= self.server.between
+                waits = self._is_paused or worker not in self._answers or self.server.between
+                waits |= self.server.plan.state_every > 0 and self._needs_present_state
                 if waits and self._failure is not None:
                     raise self._failure
                 wanted = self._wanted_state(worker, moves=moves)
@@ -550,17 +544,20 @@ class PrimaryShard:
             )
 
     def _wanted_state(self, worker: int, *, moves: bool) -> WantedState | None:
-        """Return what a waiting worker must send that makes the optimizer's steps, if anything."""
+        """Return what a waiting worker must send that has an optimizer, if anything."""
         server = self.server
-        if not server.plan.averages:
+        if not server.plan.reads_optimizers:
             is_wanted = self._waiting_for_state and self._is_behind and not moves
             return "between" if is_wanted else None
         if server.lacks_state(worker):
             return "model"
         answer = self._answers.get(worker)
-        is_last = answer is not None and answer.span is None
-        lacks = worker in self._waiting_workers - self._sent_optimizer
-        return "optimizer" if lacks and (is_last or self._needs_present_state) else None
+        is_last = answer is not None and answer.span is None and server.phase != "halted"
+        is_wanted = is_last and worker in server.unsaved
+        is_wanted |= self._needs_present_state and server.ask_optimizer(
+            worker, is_paused=self._is_paused
+        )
+        return "optimizer" if is_wanted else None
 
     @property
     def _is_behind(self) -> bool:
@@ -620,14 +617,19 @@ class PrimaryShard:
 
     def _snapshot(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
+            if self.server.has_copied(checkpoint):
+                return []
             self._await_state(is_merge=False, soon=halt)
             return self._execute(self.server.snapshot(checkpoint, halt=halt))
 
     def _await_state(self, *, is_merge: bool, soon: bool = False) -> None:
         """Wait for the state of workers that keep it; under the lock.
 
-        Several workers take an additional mean for it if an answer must be merged, or if it is
-        needed ``soon``. Otherwise, a checkpoint would change the result: it waits until the next
+        The server has the parameters of workers that push changes, and lacks at most the states of
+        their optimizers, which a checkpoint needs.
+
+        Several other workers take an additional mean for it if an answer must be merged, or if it
+        is needed ``soon``. Otherwise, a checkpoint would change the result: it waits until the next
         exchange, but not much longer than `_MEAN_WITHIN_S`.
 
         Args:
@@ -635,6 +637,8 @@ class PrimaryShard:
             soon: the run halts.
         """
         self._waiting_for_state += 1
+        if not is_merge:
+            self.server.begin_saving()
         late_s = time.monotonic() + _MEAN_WITHIN_S
         try:
             while self._is_behind or self._lacks_for(is_merge=is_merge):
@@ -658,9 +662,9 @@ class PrimaryShard:
         return server.plan.averages and not (server.work.pushes or self._released)
 
     def _lacks_for(self, *, is_merge: bool) -> bool:
-        if not self.server.plan.averages:
+        if not self.server.plan.reads_optimizers:
             return is_merge and bool(self._released)
-        return not is_merge and bool(self._waiting_workers - self._sent_optimizer)
+        return not is_merge and bool(self.server.lacking)
 
     def _execute(self, effects: list[Effect], ago_s: float = 0.0) -> list[Written]:
         """Execute effects under the lock, except writing; return the copies to be written.

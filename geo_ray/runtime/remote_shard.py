@@ -29,7 +29,7 @@ from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import InnerOptimizer
 from geo_ray.training.parameters import split_sizes
 from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
-from geo_ray.training.task_steps import OptimizerSteps, Stored, in_memory
+from geo_ray.training.task_steps import Stored, in_memory
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
@@ -551,7 +551,7 @@ class WorkerModel:
     """Moves gradients and parameters between a worker and its shards.
 
     A worker that keeps parameters and optimizer sends neither with a step, but both when the server
-    asks for them.
+    asks for them. One that pushes changes of several steps keeps an optimizer only.
 
     Args:
         worker: the worker.
@@ -562,13 +562,13 @@ class WorkerModel:
         self._worker = worker
         is_own = isinstance(worker, Worker) and worker.optimizer is not None
         self._own = worker if isinstance(worker, Worker) and is_own else None
+        self._optimizer = worker.optimizer
         self._links = links
 
     def join(self) -> Meta:
         """Pull the first parameters, and the optimizer's state if the worker keeps it."""
-        own = self._own
-        if own is not None and own.optimizer is not None:
-            own.optimizer.restore(self._links.moments())
+        if self._optimizer is not None:
+            self._optimizer.restore(self._links.moments())
         return self._ask({"op": "join"}, push=False)
 
     def push(self, reports: Sequence[StepReport], partition: int | None) -> Meta:
@@ -579,27 +579,30 @@ class WorkerModel:
             partition: see `ShardLinks.ask`.
         """
         own, report = self._own, report_meta(reports[-1])
-        if own is None or own.optimizer is None:
-            return self._links.ask(report, push=True, partition=partition)
-        meta = report_meta(reports[-1], reports[:-1])
-        answer, _ = self._links.primary.request(meta, push=False)
+        if own is None:
+            answer = self._links.ask(report, push=True, partition=partition)
+        else:
+            meta = report_meta(reports[-1], reports[:-1])
+            answer, _ = self._links.primary.request(meta, push=False)
         while (wanted := wanted_state(answer)) is not None:
             if wanted != "model":
-                self._put_optimizer(own.optimizer)
+                self._put_optimizer()
             if wanted == "optimizer":
                 answer = self._ask({"op": "optimizer"}, push=False)
                 continue
+            if own is None:
+                raise InvariantError("a parameter server asked for parameters that it has")
             own.store()
             request: Meta = report | {"has_state": True} if wanted == "push" else {"op": "state"}
             answer = self._ask(request, push=True)
         return answer
 
-    def _put_optimizer(self, optimizer: OptimizerSteps) -> None:
-        if isinstance(optimizer, InnerOptimizer):
-            live, copies = optimizer.live()  # nothing changes it until the answer
+    def _put_optimizer(self) -> None:
+        if isinstance(self._optimizer, InnerOptimizer):
+            live, copies = self._optimizer.live()  # nothing changes it until the answer
             self._links.put_moments(live | copies)
-        else:
-            self._links.put_moments(optimizer.export())
+        elif self._optimizer is not None:
+            self._links.put_moments(self._optimizer.export())
 
     @contextmanager
     def judged(self, *, is_outer: bool) -> Iterator[None]:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from geo_ray.base.errors import GeoRayError
 from geo_ray.runs.replanning import MembersPlan
-from geo_ray.runtime.reporting import RunServices
+from geo_ray.runtime.reporting import PlanServices
 from geo_ray.transport.links import LinkEstimate, LinkTable, load_links, record_of, save_links
 
 SETTLE_S = 60.0
@@ -119,7 +119,7 @@ class PlanWatch:
 
     policy: ReplanPolicy
     plan_for: PlanFor | None
-    loop: RunServices
+    loop: PlanServices
     _interval: int | None = None
     _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "plan"))
@@ -164,6 +164,7 @@ class PlanWatch:
             planned = found.result()
         except GeoRayError as error:
             log.warning("no plan for %s: %s", ", ".join(asked), error.message)
+            self.loop.show(f"not replanned for {', '.join(asked)}: {error.message}")
             return
         except Exception:  # of any class: training must not end because planning failed
             log.exception("no plan for %s", ", ".join(asked))

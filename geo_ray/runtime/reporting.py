@@ -23,7 +23,27 @@ class MemberRequests(Protocol):
         ...
 
 
-class RunServices(Protocol):
+class PlanServices(Protocol):
+    """The run loop's interface for replanning."""
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Record an event at the current time."""
+        ...
+
+    def show(self, text: str) -> None:
+        """Show a line to the user; an empty one clears it."""
+        ...
+
+    def set_interval(self, interval: int) -> None:
+        """Set the number of local steps between exchanges, for all regions."""
+        ...
+
+    def move_averager(self) -> None:
+        """Move the averager to its standby's region."""
+        ...
+
+
+class RunServices(PlanServices, Protocol):
     """The run loop's interface for its watches and its membership."""
 
     @property
@@ -35,14 +55,6 @@ class RunServices(Protocol):
         """Return the current time of the run's clock."""
         ...
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Record an event at the current time."""
-        ...
-
-    def show(self, text: str) -> None:
-        """Show a line to the user; an empty one clears it."""
-        ...
-
     def ask_averager(self, method: str, *arguments: Any) -> Any:
         """Call the bridge that hosts the averager and wait for its answer.
 
@@ -50,14 +62,6 @@ class RunServices(Protocol):
             The answer; None if the averager is lost and will be replaced, or if the request no
             longer applies to its state.
         """
-        ...
-
-    def set_interval(self, interval: int) -> None:
-        """Set the number of local steps between exchanges, for all regions."""
-        ...
-
-    def move_averager(self) -> None:
-        """Move the averager to its standby's region."""
         ...
 
     def process_news(self) -> None:

@@ -62,17 +62,17 @@ class WatchedProgress(RunObserver):
 
     def status(self, text: str) -> None:
         """Report a phase to watchers."""
-        self._check()
+        self.check()
         self.say(text)
 
     def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
         """Report a wait to watchers."""
-        self._check()
+        self.check()
         self._awaiting = StartWait(phase, done, total, tuple(names))
 
     def on_event(self, event: Event) -> None:
         """Store the configuration of a run that was resumed with a changed one."""
-        self._check()
+        self.check()
         order = self._order
         if event.kind == "run_started":
             self._awaiting = None
@@ -97,7 +97,7 @@ class WatchedProgress(RunObserver):
         with self._lock:
             self._lines.extendleft(reversed(lines))
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """End the run here if this was requested."""
         error = self.end_error
         if error is not None and not self._is_ending:

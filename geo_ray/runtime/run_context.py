@@ -101,6 +101,9 @@ class _NotedInLease(RunObserver):
     def on_event(self, event: Event) -> None:
         self._observer.on_event(event)
 
+    def check(self) -> None:
+        self._observer.check()
+
 
 @contextmanager
 def held(run: RunDirectory, reporting: Reporting, retry_s: float) -> Iterator[LeaseKeeper]:
@@ -254,7 +257,7 @@ def controller_of(
         partial(_requests, run.path, reporting.interruption),
         reporting.observer.status,
         reporting.interruption,
-        _planner(run, context.experiment),
+        planner_of(run, context.experiment),
     )
 
 
@@ -278,7 +281,7 @@ class Training:
         return RunClock(self.controller.origin_unix_s, self.startup_s)
 
 
-def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
+def planner_of(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
     """Return the planner for changed members; None: the run follows no plan."""
     if followed_plan(run) is None:
         return None

@@ -47,7 +47,9 @@ from geo_ray.runs.start_checks import check_evaluation
 from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
 from geo_ray.runtime.group_actor import JOIN_KEY
 from geo_ray.runtime.groups import Groups
-from geo_ray.runtime.run_context import RayMetrics, Reporting, RunSetup
+from geo_ray.runtime.replanning import CurrentLeader, PlanFor, PlanWatch, ReplanPolicy
+from geo_ray.runtime.reporting import StatusLine
+from geo_ray.runtime.run_context import RayMetrics, Reporting, RunSetup, planner_of
 from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.run_start import check_places, find_checkpoint
 from geo_ray.runtime.served_checkpoints import (
@@ -435,6 +437,8 @@ class AveragerActor(_SliceActor):
                 "failure": service.failure,
                 "save": None if service.save is None else service.save.shown(),
                 "rounds": service.version,
+                "members": list(service.steps),
+                "interval": service.averagers.interval,
                 "stalled_s": self._server.stalled_s,
             }
 
@@ -450,9 +454,23 @@ class AveragerActor(_SliceActor):
         """Let all regions finish with their next answer."""
         self._server.request_stop()
 
+    def set_interval(self, steps: int) -> None:
+        """Change the steps between exchanges, for all regions."""
+        self._server.set_interval(steps)
+
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""
         self._server.lose(region, cause)
+
+    def end(self, cause: str, drain_s: float) -> None:
+        """End the run at once: tell all ranks, and close all connections.
+
+        Args:
+            cause: why.
+            drain_s: longest wait until ranks know it.
+        """
+        self._server.end(cause)
+        self._server.close(drain_s)
 
     def model(self) -> str:
         """Return the layout of the model as text."""
@@ -565,13 +583,23 @@ def _serve_once(
         saved_in = f"{places_of(run, experiment.checkpoint).main}-ranks"
         groups = Groups(experiment, spec, launcher, placed, averagers, saved_in, own)
         checkpoints = ServedCheckpoints(store, experiment, averagers, setup.lease.token)
+        plans = ServedPlans(
+            experiment,
+            averagers,
+            planner_of(run, experiment),
+            setup.reporting.status,
+            ReplanPolicy(),
+        )
         try:
             step = None if found is None else found.manifest.step
-            served = _Serving(setup, averagers, groups, task, checkpoints, step, store, restarts)
+            served = _Serving(
+                setup, averagers, groups, task, checkpoints, step, store, restarts, plans
+            )
             return served.run()
         except GeoRayError as error:
             raise groups.cause_of(error) from error
         finally:
+            plans.close()
             checkpoints.close()
             averagers.close()
     finally:
@@ -635,6 +663,76 @@ def awaited_text(
     return "; ".join(found)
 
 
+class ServedPlans:
+    """Replans a served run that follows a plan when its regions change.
+
+    Only the interval can change: the averager stays with the process that serves the run.
+
+    Args:
+        experiment: the run.
+        averagers: where it is served.
+        plan_for: plans; None: the run follows no plan.
+        status: shows the current activity.
+        policy: decides when.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        averagers: AveragerProcesses,
+        plan_for: PlanFor | None,
+        status: StatusLine,
+        policy: ReplanPolicy,
+    ) -> None:
+        self._averagers, self._status = averagers, status
+        self._leader = CurrentLeader(experiment.averager_region)
+        self._local_steps = max(1, experiment.worker_steps)
+        self._events: list[dict[str, Any]] = []
+        self._watch = PlanWatch(policy, plan_for, self)
+
+    def tick(self, found: Mapping[str, Any], now_s: float) -> None:
+        """Plan if it is due, and use the result.
+
+        Args:
+            found: answer of `AveragerActor.poll`.
+            now_s: monotonic time.
+        """
+        steps = found["interval"]
+        interval = None if steps is None else steps * self._local_steps
+        self._watch.tick(found["members"], self._leader, now_s, interval)
+
+    def server_replaced(self) -> None:
+        """Ask the promoted standby for the interval, whose log may end before the change."""
+        self._watch.leader_moved()
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the events since the last call, without times."""
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Wait for planning in progress."""
+        self._watch.close()
+
+    # -------------------------------------------------------------- `PlanServices`
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """See `PlanServices.emit`."""
+        self._events.append({"kind": kind, **fields})
+
+    def show(self, text: str) -> None:
+        """See `PlanServices.show`."""
+        self._status(text)
+
+    def set_interval(self, interval: int) -> None:
+        """See `PlanServices.set_interval`."""
+        self._averagers.ask("set_interval", max(1, interval // self._local_steps))
+
+    def move_averager(self) -> None:
+        """See `PlanServices.move_averager`."""
+        raise InvariantError("the averager of a served run cannot move")
+
+
 class _Serving:
     """The loop of a served run."""
 
@@ -648,7 +746,9 @@ class _Serving:
         resumed_step: int | None,
         store: CheckpointStore,
         restarts: Restarts,
+        plans: ServedPlans,
     ) -> None:
+        self._plans = plans
         self._setup, self._averagers, self._seen = setup, averagers, 0
         self._store, self._restarts = store, restarts
         self._groups, self._task = groups, task
@@ -664,6 +764,13 @@ class _Serving:
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            self._averagers.end("it was stopped at once")
+            raise
+
+    def _run(self) -> Summary:
         setup, reporting = self._setup, self._setup.reporting
         run, experiment = setup.run, setup.experiment
         folder = run.path / JOIN_FOLDER
@@ -767,8 +874,9 @@ class _Serving:
             if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
                 reporting.status("")
                 return found
-            if self._setup.reporting.interruption.is_set():
-                raise self._setup.reporting.interruption.why
+            if reporting.interruption.is_set():
+                self._averagers.end("it was stopped before it began")
+                raise reporting.interruption.why
             absent = self._groups.starting
             missing = ", ".join(
                 f"{name} ({absent.get(name, why) if why == ABSENT else why})"
@@ -787,7 +895,9 @@ class _Serving:
 
         Raises:
             RegionLostError: the averager is lost, or all regions are.
+            KeyboardInterrupt: the run must end at once.
         """
+        self._setup.reporting.observer.check()
         found: dict[str, Any] = self._averagers.ask("poll", self._setup.lease.token, self._seen)
         self._seen = found["seen"]
         self._averagers.watch(found["stalled_s"])
@@ -822,7 +932,12 @@ class _Serving:
             self._note_interruption(recorder, found)
         saved = self._checkpoints.poll(found["save"], found["rounds"], trains=trains, halts=halts)
         self._groups.note(found["events"])
-        own = [*self._averagers.news(), *self._groups.news(), *saved]
+        served = self._averagers.news()
+        if any(each["kind"] == "server_replaced" for each in served):
+            self._plans.server_replaced()
+        if trains and not self._stops and not halts:
+            self._plans.tick(found, time.monotonic())
+        own = [*served, *self._groups.news(), *saved, *self._plans.news()]
         for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":

@@ -206,7 +206,7 @@ class _Sent:
     Attributes:
         live: present values.
         judged: values to evaluate.
-        moments: state of the optimizer, for a new worker that keeps it.
+        moments: state of the optimizer, for a new worker that has one.
         is_old: whether the worker has newer values than ``live``.
     """
 
@@ -313,10 +313,12 @@ class SimRegion:
         self._start = start
         self._workers = [self._new_worker(rank) for rank in range(region.workers)]
         self._lives = [1] * region.workers  # attempt of each present rank
-        # Where workers make the optimizer's steps: those that have yet to get their state, and what
-        # is done once the server has their states.
+        # Where workers have optimizers: those that have yet to get their state, those in a step,
+        # and what is done once the server has their states.
         self._new = set(range(region.workers))
+        self._stepping: set[int] = set()
         self._deferred: list[Callable[[], list[Effect]]] = []
+        self._is_saving = False  # a checkpoint is deferred
         # Steps until the only worker of a region reports, unless it is asked to leave.
         self._run, self._is_asked = 0, False
         self._eval_rows = experiment.train.eval_batch_size
@@ -369,22 +371,24 @@ class SimRegion:
     def lose_worker(self, rank: int) -> None:
         """End a worker's process; its present work is lost."""
         self._lives[rank] += 1
+        self._stepping.discard(rank)
         if not self.is_dead:
-            self._execute_averaged(self.server.leave(rank))
+            self._execute_with_states(self.server.leave(rank))
 
     def drain_worker(self, rank: int) -> None:
         """Give a worker a termination notice: it leaves between two steps."""
         if not self.is_dead:
             self._is_asked = True
-            self._execute_averaged(self.server.drain(rank))
+            self._execute_with_states(self.server.drain(rank))
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
         self._lives[rank] += 1
         self._workers[rank] = self._new_worker(rank)
         self._new.add(rank)
+        self._stepping.discard(rank)
         if not self.is_dead:
-            self._execute_averaged(self.server.join(rank))
+            self._execute_with_states(self.server.join(rank))
         return self._lives[rank]
 
     @property
@@ -425,7 +429,8 @@ class SimRegion:
         if reply.checkpoint is not None:
             self.snapshot(reply.checkpoint, halt=reply.halt)
         merge = partial(self.server.on_reply, self.server.wire.decode(reply), took_s)
-        if self._keeps_state and (self._is_behind or self.server.work.is_computing):
+        is_computing = self._keeps_state and self.server.work.is_computing
+        if self._deferred or self._is_behind or is_computing:
             self._deferred.append(merge)
             self.server.average_soon = self.server.plan.averages
         else:
@@ -433,23 +438,27 @@ class SimRegion:
 
     def snapshot(self, checkpoint: int, *, halt: bool = False) -> None:
         """A checkpoint has begun."""
-        if self.is_dead:
+        if self.is_dead or self.server.has_copied(checkpoint):
             return
-        copy, averages = partial(self._copied, checkpoint, halt=halt), self.server.plan.averages
-        if self._is_behind or self._deferred or (averages and self.server.work.is_computing):
-            self._deferred.append(copy)
-            self.server.average_soon |= averages and (halt or self.server.link_busy)
+        server, averages = self.server, self.server.plan.averages
+        waits = bool(self._deferred) or self._is_behind or (averages and server.work.is_computing)
+        self._deferred.append(partial(server.snapshot, checkpoint, halt=halt))
+        self._is_saving = True
+        server.begin_saving()
+        if waits:
+            server.average_soon |= averages and (halt or server.link_busy)
         else:
-            self._execute(copy())
-
-    def _copied(self, checkpoint: int, *, halt: bool) -> list[Effect]:
-        self._take_optimizers()
-        return self.server.snapshot(checkpoint, halt=halt)
+            self._execute_with_states([])
 
     @property
     def _keeps_state(self) -> bool:
         """Whether the workers keep parameters and optimizer."""
         return self.server.plan.state_every > 0
+
+    @property
+    def _has_optimizers(self) -> bool:
+        """Whether the workers have optimizers."""
+        return self._keeps_state or self.server.plan.worker_steps > 0
 
     @property
     def _is_behind(self) -> bool:
@@ -475,6 +484,9 @@ class SimRegion:
                 self._host.saved(self.name, effect, parts)
 
     def _assign(self, answer: Assignment) -> None:
+        is_last = answer.span is None and self.server.phase != "halted"
+        if is_last and answer.worker in self.server.unsaved:
+            self._save_optimizer(answer.worker)
         model_buffers = self.server.model_buffers
         buffers_B = no_buffers() if model_buffers is None else model_buffers.present_B.clone()
         # Present values, since the region may change before the message arrives.
@@ -484,7 +496,7 @@ class SimRegion:
             agreed_B = buffers_B if model_buffers is None else model_buffers.agreed_B.clone()
             judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
         sent = _Sent(live, judged, is_old=bool(self.server.ahead))
-        has_joined = self._keeps_state and answer.worker in self._new
+        has_joined = self._has_optimizers and answer.worker in self._new
         if has_joined:
             self._new.discard(answer.worker)
             parts = [shard.moments(answer.worker) for shard in self._shards]
@@ -510,6 +522,8 @@ class SimRegion:
         if self._keeps_state and isinstance(worker, Worker):
             live = self._begun_from(worker, answer, sent)
             judged = judged if answer.eval_params else live
+        elif sent.moments is not None and worker.optimizer is not None:
+            worker.optimizer.restore(dict(sent.moments))
         if answer.evaluate:
             _give(worker, judged)
             self._evaluate(worker, answer)
@@ -518,6 +532,7 @@ class SimRegion:
             return
         if answer.partition is None and answer.worker == min(self.server.work.workers.joined):
             self._began_s = self._scheduler.now_s
+        self._stepping.add(answer.worker)
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, live)
@@ -567,6 +582,7 @@ class SimRegion:
     def _push(self, rank: int, life: int, span: Span, push_s: float, found: _Found) -> None:
         if self._is_gone(rank, life):
             return
+        self._stepping.discard(rank)
         result, grad_P = found()
         partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
@@ -579,14 +595,14 @@ class SimRegion:
             self.server.model_buffers.put(partition, worker.left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(partition, grad_P[start:stop])
-        self._execute(self.server.push(rank, report))
+        self._execute_with_states(self.server.push(rank, report))
 
     def _push_own(
         self, rank: int, worker: Worker, optimizer: OptimizerSteps, report: StepReport
     ) -> None:
         """Report a step of a worker that keeps its state, with that state if it is needed."""
         if self.server.plan.averages:
-            self._execute_averaged(self.server.push(rank, report))
+            self._execute_with_states(self.server.push(rank, report))
             return
         needs_state, self._run = self.server.needs_state(rank, report), self._run - 1
         if needs_state and self._run > 0 and report.refused is None and not self._is_asked:
@@ -614,34 +630,31 @@ class SimRegion:
             for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
                 shard.put_moment(rank, name, value[start:stop] if is_cut else value)
 
-    def _execute_averaged(self, effects: list[Effect]) -> None:
-        """Let several workers send what the server lacks; then execute all effects."""
+    def _execute_with_states(self, effects: list[Effect]) -> None:
+        """Let workers send what the server lacks; then execute all effects."""
         for rank, worker in enumerate(self._workers):
             if isinstance(worker, Worker) and self.server.lacks_state(rank):
                 self._put(rank, worker)
                 effects = effects + self.server.on_state(rank)
         if self._deferred and not self._is_behind:
-            self.server.average_soon = False
-            effects = effects + self._made_up()
+            for rank in range(len(self._workers)) if self._is_saving else ():
+                if rank not in self._stepping and self.server.ask_optimizer(rank):
+                    self._save_optimizer(rank)
+            if not (self._is_saving and self.server.lacking):
+                self.server.average_soon = False
+                effects = effects + self._made_up()
         self._execute(effects)
 
-    def _take_optimizers(self) -> None:
-        """Store the states of the optimizers of several workers, which have just been averaged."""
-        if not self.server.plan.averages:
-            return
-        for rank, worker in enumerate(self._workers):
-            if (
-                isinstance(worker, Worker)
-                and worker.optimizer is not None
-                and rank not in self._new
-            ):
-                self._put_optimizer(rank, worker.optimizer)
-                for shard in self._shards:
-                    shard.take_moments(rank)
+    def _save_optimizer(self, rank: int) -> None:
+        optimizer = self._workers[rank].optimizer
+        if optimizer is not None:
+            self._put_optimizer(rank, optimizer)
+            self.server.on_optimizer(rank)
 
     def _made_up(self) -> list[Effect]:
         """Do what was deferred."""
         deferred, self._deferred = self._deferred, []
+        self._is_saving = False
         return [effect for event in deferred for effect in event()]
 
     def _evaluate(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:

@@ -55,6 +55,9 @@ class RunObserver:
     def on_event(self, event: Event) -> None:
         """Receive a written event. An exception ends the run."""
 
+    def check(self) -> None:
+        """Raise the error that ends the run at once, if there is one."""
+
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
@@ -298,7 +301,11 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "flops_estimated": _flag,
         "ranks": _table(_whole),
     },
-    "step": {"learning_rate": _number},  # of the inner optimizer; null: it made no step
+    "step": {
+        "learning_rate": _number,  # of the inner optimizer; null: it made no step
+        "steps": _whole,  # behind this event, where regions exchange with a server
+        "exchange_s": _number,  # of the exchange before, without the time that others took
+    },
     "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
     "eval": {"final": _flag},
     "stop_requested": {"reason": _text},

@@ -91,6 +91,9 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "wait_s": "seconds of waiting",
             "start_s": "when computing began",
             "learning_rate": "of the inner optimizer's newest step; null: it made none",
+            "steps": "where regions join or are groups: steps since the region's last exchange",
+            "exchange_s": "where regions join or are groups: seconds of the region's exchange "
+            "before, without waiting for other regions; 0: not measured",
         },
     ),
     "exchange": (

@@ -42,7 +42,8 @@ class ServerPlan:
         max_refused: consecutive refused steps that end the run.
         attempt: incarnation of this server.
         alone: no other region waits for this one, so it may pause when it is exhausted.
-        batches_per_push: batches per push.
+        worker_steps: steps of a worker's optimizer per push, which is their change; 0: workers push
+            gradients, or make the optimizer's steps one by one.
         stragglers: rule for late workers.
         evaluates_outer: evaluate the parameters known to the averager, not the live ones.
         goal: description of the run's goal; a run resumed with another goal continues although it
@@ -71,7 +72,7 @@ class ServerPlan:
     max_refused: int = 3
     attempt: int = 1
     alone: bool = False
-    batches_per_push: int = 1
+    worker_steps: int = 0
     stragglers: BackupWorkers | GradientCoding | None = None
     evaluates_outer: bool = False
     batch_sizes: tuple[int, ...] | None = None
@@ -96,10 +97,18 @@ class ServerPlan:
         """Whether several workers make the optimizer's steps, and the server averages them."""
         return self.state_every > 0 and self.num_workers > 1
 
+    @property
+    def reads_optimizers(self) -> bool:
+        """Whether checkpoints need the states of optimizers that stay with the workers.
+
+        An only worker that makes the optimizer's steps sends its state with its parameters.
+        """
+        return self.averages or self.worker_steps > 0
+
     def rows_per_push(self, worker: int) -> int:
         """Return the rows of one push of a worker."""
         size = self.batch_sizes[worker] if self.batch_sizes else self.batch_size
-        return size * self.batches_per_push
+        return size * max(1, self.worker_steps)
 
     def rate_of(self, rows: int) -> float:
         """Return the factor on the learning rate in a step of ``rows`` rows."""
@@ -351,6 +360,10 @@ class ActiveWorkers:
             took_s[worker] = took_s.get(worker, 0.0) + report.compute_s
         return max(took_s.values())
 
+    def pushers(self, partitions: Iterable[int]) -> set[int]:
+        """Return the present workers that have pushed these partitions."""
+        return {self._pushed_by.get(each, each) for each in partitions} & self.joined
+
     @property
     def waiting(self) -> set[int]:
         """Workers that are here and compute nothing."""
@@ -539,17 +552,18 @@ class RegionWork:
         """See `Server.partition_of`."""
         return self.workers.computes.get(worker, worker)
 
-    def push(self, worker: int, report: StepReport) -> None:
-        """See `Server.push`."""
+    def push(self, worker: int, report: StepReport) -> bool:
+        """See `Server.push`; returns whether the push counts, since it is not too late."""
         if self._late.pop(worker, None) == report.span:
             self.workers.idle.add(worker)
-            return
+            return False
         partition = self.partition_of(worker)
         held = self.ledger.in_flight.get(partition)
         if held != report.span or worker not in self.workers.computes:
             raise InvariantError(f"worker {worker} pushed {report.span}, it was assigned {held}")
         self.workers.pushed(worker)
         self.pushes[partition] = report
+        return True
 
     def ready(self) -> list[int]:
         """Return the partitions of the next step, lowest rank first; empty if it is incomplete."""

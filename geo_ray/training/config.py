@@ -156,7 +156,7 @@ class TrainConfig(StrictModel):
         description="worker: workers keep parameters and optimizer on their devices and send them "
         "when an exchange is due; several workers of a region are then averaged; server: every "
         "step moves gradients and parameters; auto: worker in regions with one worker if the "
-        "results surely are the same, else server",
+        "results surely are the same and not every step ends with an exchange, else server",
     )
     state_every: int = Field(
         100,
@@ -212,7 +212,8 @@ class TrainConfig(StrictModel):
             return workers == 1 or regions > 1
         if workers > 1 or self.elastic or self.stragglers or self.mode == "async":
             return False
-        waits = traits.in_rounds and traits.exchange.blocking == "always"
+        exchange = traits.exchange
+        waits = traits.in_rounds and exchange.blocking == "always" and exchange.every > 1
         return regions == 1 or (traits.region.local_optimizer and waits)
 
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:

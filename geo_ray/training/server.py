@@ -56,6 +56,10 @@ class Server(RegionExchange):
     takes the mean, weighted by the rows of each since the last mean. The change of a lost worker
     since then is lost; the others continue, and a new worker starts from the last mean.
 
+    The optimizers of several workers, and those of workers that push changes of several steps
+    (`ServerPlan.worker_steps`), stay with the workers. A checkpoint needs their states after the
+    last step: it is taken once no worker is `lacking`.
+
     A checkpoint does not block training: the region copies its state, the open request included. A
     run that resumes from the copy repeats that request (`Server.resume`).
 
@@ -76,6 +80,7 @@ class Server(RegionExchange):
             have made since their last mean.
         average_soon: whether several workers must send their parameters with the present step.
         between: whether they must send them before the next step.
+        unsaved: workers whose optimizers have made steps since the shards got their states.
     """
 
     model: RegionModel
@@ -86,6 +91,8 @@ class Server(RegionExchange):
     ahead: list[Span] = field(default_factory=list)
     average_soon: bool = False
     between: bool = False
+    unsaved: set[int] = field(default_factory=set)
+    _saved: set[int] = field(default_factory=set)  # since `begin_saving`
     _rows: dict[int, int] = field(default_factory=dict)  # since the last mean, by worker
     _sent: set[int] = field(default_factory=set)  # workers whose parameters are in the shards
     _has_state: bool = False  # the push that is handled came with the worker's state
@@ -121,6 +128,7 @@ class Server(RegionExchange):
             raise InvariantError(f"{self.plan.region} has no worker {worker}")
         self._sent.discard(worker)  # in the memory of its predecessor
         self._lose(worker)
+        self.unsaved.discard(worker)
         self.work.join(worker)
         self._new_workers.add(worker)
         return self._advance()
@@ -133,7 +141,8 @@ class Server(RegionExchange):
             report: the step.
             has_state: in the place of the gradient, the shards have the worker's state after it.
         """
-        self.work.push(worker, report)
+        if not self.work.push(worker, report) and self.plan.reads_optimizers:
+            self.unsaved.add(worker)
         self._has_state = has_state
         return self._advance()
 
@@ -199,6 +208,47 @@ class Server(RegionExchange):
             self._sent.add(worker)
         return self._advance()
 
+    def begin_saving(self) -> None:
+        """Begin to save the states of the workers' optimizers for a checkpoint."""
+        self._saved.clear()
+
+    @property
+    def lacking(self) -> set[int]:
+        """Workers whose optimizers' states a checkpoint still needs.
+
+        Each sends its state between two steps. If each push is a step, the checkpoint needs one
+        state of each worker since `begin_saving`, as the others continue meanwhile.
+        """
+        found = self.unsaved & self.work.workers.joined
+        return found - self._saved if self.plan.mode == "async" else found
+
+    def ask_optimizer(self, worker: int, *, is_paused: bool = False) -> bool:
+        """Tell whether a worker that waits must send its optimizer's state for a checkpoint.
+
+        If its push is in no step yet, the state comes after the step. If the step waits for a
+        missing worker, for an answer of the averager or for the end of a pause, the checkpoint does
+        not: it gets the state from after the push, which is copied, since the state takes its
+        memory.
+
+        Args:
+            worker: its rank.
+            is_paused: workers begin no steps.
+        """
+        if worker not in self.lacking:
+            return False
+        workers = self.work.workers
+        if worker in workers.uncopied:
+            if not (is_paused or workers.awaited) and self.phase == "training":
+                return False
+            self._keep(workers.uncopied[worker])
+        return True
+
+    def on_optimizer(self, worker: int) -> None:
+        """Take over the state of a worker's optimizer, which the shards have got."""
+        self.model.take_moments(worker)
+        self.unsaved.discard(worker)
+        self._saved.add(worker)
+
     @property
     def _is_mean_due(self) -> bool:
         """Whether the present step of several workers ends with their mean."""
@@ -244,6 +294,7 @@ class Server(RegionExchange):
     def leave(self, worker: int) -> list[Effect]:
         """Remove a worker. The step waits for its replacement, or others compute its partition."""
         self._lose(worker)
+        self.unsaved.discard(worker)
         self.work.leave(worker)
         return [] if self.plan.elastic is None else self._advance()
 
@@ -280,6 +331,10 @@ class Server(RegionExchange):
     def _is_computing(self) -> bool:
         return self.work.is_computing and self.phase != "waiting"
 
+    def has_copied(self, checkpoint: int) -> bool:
+        """Tell whether the state has been copied for a checkpoint, or for a later one."""
+        return checkpoint <= self._newest_snapshot
+
     def snapshot(self, checkpoint: int, *, halt: bool) -> list[Effect]:
         """Copy the present state for a checkpoint.
 
@@ -291,7 +346,7 @@ class Server(RegionExchange):
             checkpoint: id, larger than all before.
             halt: pause afterwards.
         """
-        if checkpoint <= self._newest_snapshot:
+        if self.has_copied(checkpoint):
             return []
         self._check_state()
         self._newest_snapshot = checkpoint
@@ -345,7 +400,10 @@ class Server(RegionExchange):
                 *effects,
                 *self.work.finish_all(self.version, done=self.phase == "done"),
             ]
-        effects += self.work.departing(self.version, self._apart)
+        departing = self.work.departing(self.version, self._apart)
+        if self.plan.reads_optimizers:
+            self.unsaved |= {each.worker for each in departing}
+        effects += departing
         changed = self.work.changed_ranks(self.version)
         if changed is not None:
             effects.append(changed)
@@ -396,6 +454,8 @@ class Server(RegionExchange):
             noise = self._apply(contributions, reports, unused)
         if self.plan.state_every and not self._has_state:
             self.ahead += [report.span for report in reports.values()]
+        if self.plan.reads_optimizers:
+            self.unsaved |= self.work.workers.pushers(partitions)
         samples, compute_s = self.work.settle(reports, contributions)
         self.version += 1
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1

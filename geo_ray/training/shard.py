@@ -173,8 +173,10 @@ class Shard:
         fragments: positions of the model's fragments in the slice.
         pieces: pieces of the slice by parameter.
         flat: see `InnerOptimizer`.
-        own_steps: workers that make the optimizer's steps; 0: the shard makes them. Parameters are
-            then those that the only worker sent last, or the last mean of several workers.
+        optimizers: workers with optimizers, whose states the shard stores; 0: it makes the steps.
+        pushes_changes: these workers push changes of several steps, which the strategy applies.
+            Otherwise parameters are those that the only worker sent last, or the last mean of
+            several workers.
     """
 
     def __init__(
@@ -187,13 +189,15 @@ class Shard:
         fragments: tuple[tuple[int, int], ...] = (),
         pieces: Sequence[GroupPiece] = (),
         flat: bool = False,
-        own_steps: int = 0,
+        optimizers: int = 0,
+        pushes_changes: bool = False,
     ) -> None:
-        self._own_steps = own_steps
+        self._counts_only = optimizers > 0 and not pushes_changes
+        self._averages = optimizers > 1 and not pushes_changes
         has_own_sizes = optimizer.needs_whole_parameters
-        self._held = HeldStates(None if has_own_sizes else params_S.numel())
+        self._held = HeldStates(None if has_own_sizes else params_S.numel(), optimizers)
         self._optimizer: InnerOptimizer | HeldStates = self._held
-        if not own_steps:
+        if not optimizers:
             self._optimizer = InnerOptimizer(optimizer, params_S, pieces, flat=flat)
         self._unused: Collection[int] = ()  # parameters without a gradient in the present step
         self._strategy = strategy
@@ -221,7 +225,8 @@ class Shard:
         parameters: Sequence[GroupRun] = (),
         flat: bool = False,
         given: bool = False,
-        own_steps: int = 0,
+        optimizers: int = 0,
+        pushes_changes: bool = False,
     ) -> Self:
         """The shard of the slice of ``params_P``, fp32 (P,), between two places.
 
@@ -239,7 +244,8 @@ class Shard:
             fragments=fragments,
             pieces=pieces_of(parameters, piece),
             flat=flat,
-            own_steps=own_steps,
+            optimizers=optimizers,
+            pushes_changes=pushes_changes,
         )
 
     @property
@@ -294,7 +300,7 @@ class Shard:
         self._held.take(worker)
 
     def take_moments(self, worker: int) -> None:
-        """Take over the tensors that one of several workers has sent with `put_moment`."""
+        """Take over the tensors that a worker has sent with `put_moment`, without parameters."""
         self._held.take(worker)
 
     def take_mean(self, shares: Sequence[Contribution]) -> None:
@@ -314,10 +320,6 @@ class Shard:
     def lose_rows(self, count: int) -> None:
         """Record that rows which were counted have no effect, since their worker is lost."""
         self.state.samples -= count
-
-    @property
-    def _averages(self) -> bool:
-        return self._own_steps > 1
 
     def is_quiet(self, steps: int) -> bool:
         """Tell whether `outgoing` will need no parameters after so many steps.
@@ -374,7 +376,7 @@ class Shard:
     ) -> float | None:
         """Apply one step: the sample-weighted mean of the workers' gradients.
 
-        If the worker makes the optimizer's steps, count one of them.
+        If workers make the optimizer's steps and push no changes, count one of them.
 
         Args:
             contributions: partitions and their weights.
@@ -387,7 +389,7 @@ class Shard:
         Returns:
             Squared norm of this slice's mean; None if not requested, or if no gradient is used.
         """
-        if self._own_steps:
+        if self._counts_only:
             self._count(contributions)
             if not self._alone:
                 self._strategy.on_gradient(self.state, None)  # may copy the parameters before it
@@ -520,7 +522,7 @@ class Shard:
         self._unread_moments.secure()
         self.params_S.copy_(params_S)
         moments = _with_prefix(tensors, _MOMENTS)
-        if not self._own_steps:
+        if self._optimizer is not self._held:
             moments = first_workers(moments)
         self._optimizer.restore(moments, given=given)
         self.state.memory.clear()

@@ -184,10 +184,12 @@ class HeldStates:
 
     Args:
         size: elements of each vector; None: that depends on the optimizer.
+        workers: workers of the region.
     """
 
-    def __init__(self, size: int | None) -> None:
+    def __init__(self, size: int | None, workers: int) -> None:
         self._size = size
+        self._workers = workers
         self._states: dict[int, dict[str, Stored]] = {}
         self._sent: dict[int, dict[str, Stored]] = {}
         self.lr: float | None = None
@@ -221,7 +223,7 @@ class HeldStates:
         return {}, found
 
     def restore(self, tensors: Mapping[str, Tensor], *, given: bool = False) -> None:
-        """Restore the result of `live`, or of an optimizer.
+        """Restore the result of `live`, or of an optimizer, but for workers that no longer exist.
 
         Args:
             tensors: tensors by name.
@@ -241,7 +243,8 @@ class HeldStates:
                     f"optimizer state '{name}' has shape {tuple(value.shape)}, the shard has "
                     f"{(self._size,)}"
                 )
-            self._states.setdefault(worker, {})[own] = _stored(value, given=given)
+            if worker == 0 or worker < self._workers:
+                self._states.setdefault(worker, {})[own] = _stored(value, given=given)
 
 
 def _stored(value: Tensor, *, given: bool = False) -> Stored:

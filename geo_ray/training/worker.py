@@ -7,7 +7,7 @@ Pure: the same rows and parameters give the same bits. Random numbers come from 
 seeded by the position of the rows, so a replacement or a resumed run repeats a step exactly.
 With `train.optimizer_on: worker` a worker keeps parameters and optimizer on its device and sends
 both when its server needs them. With `RegionTraits.worker_steps` it trains several steps with its
-own optimizer and pushes its change; that optimizer state is in no checkpoint.
+own optimizer and pushes its change; it sends that optimizer's state for checkpoints.
 
 Exact running statistics follow Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), section 3.
 
@@ -538,6 +538,11 @@ class LocalStepsWorker:
         self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces, flat=flat)
         self._steps = steps
         self._region_rows = region_rows
+
+    @property
+    def optimizer(self) -> InnerOptimizer:
+        """Optimizer of the local steps, whose state lasts from push to push."""
+        return self._optimizer
 
     @property
     def params_P(self) -> Tensor:

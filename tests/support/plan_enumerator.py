@@ -161,13 +161,22 @@ class Rented:
     """Machines of a region: how long a step takes, and (record, age, how many).
 
     Attributes:
+        rows_s: seconds of a step without the LAN.
+        lan_s: seconds of the LAN, in a step or an exchange.
+        sends_apart: whether the LAN is used for exchanges only.
         goes_on: whether they are those that run, all of them and no others.
     """
 
-    step_s: float
+    rows_s: float
+    lan_s: float
+    sends_apart: bool
     machines: tuple[tuple[Mapping[str, Any], float, int], ...]
     lost_fraction: float
     goes_on: bool
+
+    def step_s(self, every: float) -> float:
+        """Return the seconds of a step if there are so many from one exchange to the next."""
+        return self.rows_s + (self.lan_s / max(1.0, every) if self.sends_apart else self.lan_s)
 
 
 def step_of(rows: int, speeds: Sequence[float], rooms: Sequence[float]) -> float:
@@ -187,7 +196,7 @@ def step_of(rows: int, speeds: Sequence[float], rooms: Sequence[float]) -> float
 def lan_of(
     question: Question, place: Mapping[str, Any], used: Sequence[Mapping[str, Any]]
 ) -> float:
-    """Return the LAN time that machines of a region add to a step."""
+    """Return the LAN time that machines of a region add to a step, or to an exchange."""
     plan = question.config["plan"]
     if plan.get("lan_s_per_machine") is not None:
         return float(plan["lan_s_per_machine"] * len(used))
@@ -199,6 +208,16 @@ def lan_of(
         for machine in used
     ]  # fmt: skip
     return sum(each_s) - (0.0 if place.get("server") else max(each_s))
+
+
+def sends_apart(question: Question, used: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether the workers on machines of a region make the optimizer's steps."""
+    if question.config["plan"].get("lan_s_per_machine") is not None:
+        return False
+    on = question.config["train"].get("optimizer_on", "server")
+    is_one = len(used) == 1 and (used[0].get("accelerators") or 1) == 1
+    waits = question.blocking == "always" and not question.one_by_one
+    return on == "worker" or (on == "auto" and is_one and waits)
 
 
 def max_rows_of(question: Question, place: Mapping[str, Any], machine: Mapping[str, Any]) -> float:
@@ -255,10 +274,10 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
             continue
         all_of_them = [kind[1] for kind, n in zip(kinds, counts, strict=True) for _ in range(n)]
         used, speeds, rooms = zip(*all_of_them, strict=True)
-        step_s = step_of(rows, speeds, rooms) + plan["step_overhead_s"]
-        step_s += lan_of(question, place, used)
-        if math.isinf(step_s):
+        rows_s = step_of(rows, speeds, rooms) + plan["step_overhead_s"]
+        if math.isinf(rows_s):
             continue
+        lan = lan_of(question, place, used), sends_apart(question, used)
         chosen = tuple(
             (record, age_h or 0.0, n)
             for (record, _, _, age_h), n in zip(kinds, counts, strict=True)
@@ -269,7 +288,7 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
             n == (0 if age_h is None else cap)
             for (_, _, cap, age_h), n in zip(kinds, counts, strict=True)
         )
-        yield Rented(step_s, chosen, lost * spots, goes_on)
+        yield Rented(rows_s, *lan, chosen, lost * spots, goes_on)
 
 
 def loss_of(question: Question, interval: int, codec: str | None) -> float:
@@ -464,7 +483,8 @@ def plan_with(
 ) -> Enumerated:
     """Return the plan of these machines and exchanges."""
     names = question.names
-    steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
+    every = how.interval / question.fragments
+    steps_s = {name: each.step_s(every) for name, each in zip(names, chosen, strict=True)}
     trained_s, usd = trained(question, how, steps_s)
     shares = [each.lost_fraction for each in chosen]
     lost = min(0.9, sum(shares) if question.synchronous else max(shares))

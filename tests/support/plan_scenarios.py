@@ -158,6 +158,7 @@ def with_own_networks(rng: random.Random, config: dict[str, Any]) -> None:
             if is_tight:
                 machine["host_gb"] = rng.choice([0.0035, 0.0085, 1.0])
                 machine["accelerator_gb"] = rng.choice([0.0025, 0.0065, 1.0])
+    config["train"]["optimizer_on"] = rng.choice(["auto", "auto", "server", "worker"])
 
 
 def links_file(question: Question, path: Path) -> Path:

@@ -87,6 +87,7 @@ class Gate:
         self._steps = steps
         self._open = threading.Event()
         self.reached: set[str] = set()
+        self.workers: set[int] = set()  # those that wait, by the address of what paces them
 
     def open(self) -> None:
         self._open.set()
@@ -100,6 +101,7 @@ class Gate:
             taken += 1
             if taken >= self._steps:
                 self.reached.add(region)
+                self.workers.add(id(pace))
                 assert self._open.wait(WAIT_S), "the gate was not opened"
             return 0.0
 

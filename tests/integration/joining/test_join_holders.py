@@ -243,7 +243,7 @@ def test_a_holder_is_killed_after_other_slices_were_acknowledged(tmp_path: Path)
         for name in REGIONS:
             assert isinstance(found[name], ServerLostError), found
         assert server.service.version == 2
-        assert "holder 1" in str(server.service.failure)
+        assert "averager process 2" in str(server.service.failure)
     more = run.model_copy(update={"holders": 3})
     with serving(more, folder, resumed=saved[0]) as (server, address):
         placed = {name: replace(loop, address=address) for name, loop in loops.items()}
@@ -383,7 +383,7 @@ def test_a_holder_that_is_away_itself_is_lost_for_all_regions(tmp_path: Path) ->
         loop = Loop(address, "eu", tmp_path)
         found = train_all({"eu": partial(loop.run, each), "us": Loop(address, "us", tmp_path).run})
         assert all(isinstance(error, ServerLostError) for error in found.values()), found
-        assert "holder 1" in str(server.service.failure)
+        assert "averager process 2" in str(server.service.failure)
         assert "region_lost" not in {event["kind"] for event in server.news()}
 
 

@@ -336,6 +336,22 @@ def test_waits_are_named_with_their_limit(
     assert "waiting for the other regions, for " in caplog.text
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_ranks_are_told_that_a_run_ends_at_once(is_training: bool, tmp_path: Path) -> None:
+    names = ("eu",) if is_training else ("eu", "us")
+    with serving(terms(names, 10**6, strategy=DILOCO), tmp_path) as (server, address):
+
+        def end() -> None:
+            waits = {} if is_training else {"us": "not there"}
+            while server.service.missing() != waits:
+                time.sleep(0.01)
+            server.end("it was stopped")
+
+        found = train_all({"eu": Loop(address, "eu", tmp_path).run, "end": end})
+    assert isinstance(found["eu"], ServerLostError)
+    assert found["eu"].message == "the run has ended: it was stopped"
+
+
 def test_a_long_wait_is_reported_again_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("geo_ray.joining.site.time", SimpleNamespace(monotonic=lambda: now_s))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -18,12 +20,14 @@ from geo_ray.base.errors import RegionLostError, ServerLostError
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining
+from geo_ray.runs.replanning import Decision, MembersPlan
 from geo_ray.runtime import averagers as averagers_module
 from geo_ray.runtime import served_checkpoints
 from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
 from geo_ray.runtime.launcher import ProcessSpec, class_of
+from geo_ray.runtime.replanning import ReplanPolicy
 from geo_ray.runtime.served_checkpoints import ServedCheckpoints, read_saved
-from geo_ray.runtime.serving import terms_of
+from geo_ray.runtime.serving import ServedPlans, terms_of
 from geo_ray.runtime.spec import demand_of, demands_of
 from geo_ray.storage.checkpoint import CheckpointStore
 from tests.integration.joining.test_serve import CONFIG
@@ -104,7 +108,9 @@ def experiment_of(holders: int) -> Experiment:
 class Served:
     """A run that is served by such processes; the test is its run loop."""
 
-    def __init__(self, folder: Path, holders: int, resumes: bool = False) -> None:
+    def __init__(
+        self, folder: Path, holders: int, resumes: bool = False, follows_plan: bool = False
+    ) -> None:
         self.experiment, self.launcher = experiment_of(holders), Launcher()
         self.store = CheckpointStore(folder / "checkpoints")
         write_credentials(self.experiment, folder)
@@ -118,7 +124,15 @@ class Served:
         saved = read_saved(self.store.latest(), self.experiment) if resumes else None
         self.processes.start(saved)
         self.checkpoints = ServedCheckpoints(self.store, self.experiment, self.processes, 1)
-        self.seen = 0
+        self.seen, self.events = 0, list[dict[str, Any]]()
+        self.is_planned, shown = threading.Event(), list[str]()
+        self.plans = ServedPlans(
+            self.experiment,
+            self.processes,
+            plan_for if follows_plan else None,
+            shown.append,
+            ReplanPolicy(0.0, 0.0),
+        )
 
     def poll(self) -> dict[str, Any]:
         found: dict[str, Any] = self.processes.ask("poll", 1, self.seen)
@@ -128,6 +142,10 @@ class Served:
         self.processes.watch(found["stalled_s"])
         trains = found["stage"] == Stage.TRAINING.value
         self.checkpoints.poll(found["save"], found["rounds"], trains=trains)
+        if trains:
+            self.plans.tick(found, time.monotonic())
+            self.is_planned.set()
+        self.events += [*found["events"], *self.plans.news()]
         return found
 
     def run(self, kill: int | None = None) -> Tensor | None:
@@ -152,9 +170,30 @@ class Served:
         raise AssertionError("the run does not end")
 
     def close(self) -> None:
+        self.plans.close()
         self.checkpoints.close()
         self.processes.close()
         self.launcher.close()
+
+
+class PlannedInterval(NamedTuple):
+    """Stands for a plan, of which only the interval counts."""
+
+    interval: int
+    averager: str = "eu"
+    regions: tuple[()] = ()
+    total_s: float = 1.0
+    total_usd: float = 1.0
+
+
+def plan_for(
+    members: Collection[str], averager: str, interval: int | None, _: str | None
+) -> MembersPlan:
+    """Exchange after each step if a region is alone."""
+    before, after = PlannedInterval(interval or 4), PlannedInterval(1 if len(members) == 1 else 3)
+    assert averager == before.averager
+    decision = Decision(cast(Any, after), before != after, 0.5, "for the test")
+    return MembersPlan(cast(Any, before), decision, decision)
 
 
 @pytest.fixture
@@ -219,3 +258,62 @@ def test_a_lost_holder_continues_from_the_newest_checkpoint(folder: Path) -> Non
         assert torch.equal(found["serve"], expected["eu"][0])
     finally:
         again.close()
+
+
+@pytest.mark.parametrize("holders", [1, 2])
+def test_the_interval_follows_the_members(holders: int, folder: Path) -> None:
+    """A region is lost and joins again; the run is planned each time."""
+    served, is_alone = Served(folder, holders, follows_plan=True), threading.Event()
+
+    class KilledError(Exception):
+        pass
+
+    def intervals() -> list[int]:
+        return [e["interval"] for e in served.events if e["kind"] == "interval_changed"]
+
+    def until(count: int) -> None:
+        until_s = time.monotonic() + WAIT_S
+        while len(intervals()) < count and time.monotonic() < until_s:
+            time.sleep(0.02)
+
+    def each(sync: JoinedTraining) -> None:
+        """Wait for the plans: of the region alone, and of both again."""
+        if sync.steps == 5:
+            until(1)
+        elif sync.steps == 8:
+            is_alone.set()
+            until_s = time.monotonic() + WAIT_S
+            service = served.processes.actor.real._server.service
+            while not service.waiting and time.monotonic() < until_s:
+                time.sleep(0.02)
+        elif sync.steps == 9:
+            until(2)
+
+    def fail(sync: JoinedTraining) -> None:
+        if sync.steps == 5:
+            assert served.is_planned.wait(WAIT_S)  # for both regions
+            raise KilledError
+
+    def twice() -> Any:
+        loop = Loop(served.processes.address, "us", folder)
+        with pytest.raises(KilledError):
+            loop.run(fail)
+        assert is_alone.wait(WAIT_S)
+        return loop.run()
+
+    try:
+        eu = partial(Loop(served.processes.address, "eu", folder).run, each)
+        found = train_all({"eu": eu, "us": twice, "serve": served.run})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        assert torch.equal(found["eu"][0], found["us"][0])
+        assert torch.equal(found["eu"][0], found["serve"])
+    finally:
+        served.close()
+    assert intervals() == [1, 3]
+    steps = {
+        name: [e["step"] for e in served.events if e["kind"] == "step" and e["region"] == name]
+        for name in ("eu", "us")
+    }
+    assert steps["eu"][:3] == [4, 8, 9] and steps["us"][0] == 4
+    assert steps["us"][1:] == steps["eu"][-len(steps["us"]) + 1 :]
+    assert {b - a for a, b in pairwise(steps["us"][2:-1])} == {3}

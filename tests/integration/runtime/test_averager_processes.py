@@ -9,19 +9,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 import geo_ray
-from geo_ray.base.errors import GeoRayError, NonFiniteError, RegionLostError
+from geo_ray.base.errors import (
+    GeoRayError,
+    InterruptedRunError,
+    NonFiniteError,
+    RegionLostError,
+    ServerLostError,
+)
 from geo_ray.base.restarts import Restarts
 from geo_ray.joining.service import Stage
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.replanning import Decision, MembersPlan
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import averagers, served_checkpoints, serving
 from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
+from geo_ray.runtime.replanning import ReplanPolicy
 from geo_ray.runtime.run_context import Reporting
 from geo_ray.runtime.served_checkpoints import ServedCheckpoints
 from geo_ray.runtime.serving import AveragerActor, terms_of
@@ -29,6 +37,7 @@ from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.telemetry.event_log import read_events
 from geo_ray.telemetry.events import RunObserver
+from tests.integration.joining.test_serve_processes import PlannedInterval
 from tests.support.join_support import Loop, train_all
 from tests.support.join_support import serving as in_process
 from tests.support.train_support import eventually
@@ -309,7 +318,7 @@ def test_regions_are_told_the_failure_of_a_run_that_is_not_served_again(
 ) -> None:
     monkeypatch.setattr(processes, "watch", lambda _: None)  # starts no standby
     experiment, told = geo_ray.load_config(CONFIG), []
-    reporting = SimpleNamespace(interruption=Interruption())
+    reporting = SimpleNamespace(interruption=Interruption(), observer=RunObserver())
     if is_interrupted:
         reporting.interruption.set()
     setup: Any = SimpleNamespace(
@@ -325,10 +334,69 @@ def test_regions_are_told_the_failure_of_a_run_that_is_not_served_again(
     unused: Any = None
     left = Restarts(restarts, None, "checkpoint.restarts")
     store: Any = SimpleNamespace(ids=lambda: ids)
-    served = serving._Serving(setup, processes, unused, None, unused, None, store, left)
+    served = serving._Serving(setup, processes, unused, None, unused, None, store, left, unused)
     with pytest.raises(type(error)):
         served._poll()
     assert bool(told) is is_told
+
+
+class Ending(RunObserver):
+    """Ends a run at once when asked, as a second Ctrl-C does."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def check(self) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_regions_that_wait_for_others_are_told_that_the_run_is_stopped(
+    processes: AveragerProcesses,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_at_once: bool,
+) -> None:
+    monkeypatch.setattr(processes, "watch", lambda _: None)  # starts no standby
+    observer, unused = Ending(), cast(Any, None)
+    reporting = Reporting(observer, time.time())
+    setup: Any = SimpleNamespace(
+        run=SimpleNamespace(path=tmp_path),
+        experiment=geo_ray.load_config(CONFIG),
+        reporting=reporting,
+        lease=SimpleNamespace(token=1),
+    )
+    groups: Any = SimpleNamespace(starting={}, watch=lambda _: None)
+    left = Restarts(0, None, "checkpoint.restarts")
+    served = serving._Serving(setup, processes, groups, None, unused, None, unused, left, unused)
+
+    def serve() -> str:
+        with pytest.raises((InterruptedRunError, KeyboardInterrupt)) as ended:
+            served.run()
+        return ended.typename
+
+    def stop() -> None:
+        service = processes.actor.own._server.service
+        eventually(lambda: "eu" not in service.missing(), "the first region is there")
+        if is_at_once:
+            observer.is_asked = True
+        else:
+            reporting.interruption.set()
+
+    found = train_all(
+        {"serve": serve, "stop": stop, "eu": Loop(processes.address, "eu", tmp_path).run}
+    )
+    assert found["serve"] == ("KeyboardInterrupt" if is_at_once else "InterruptedRunError")
+    assert isinstance(found["eu"], ServerLostError)
+    assert "the run has ended: it was stopped" in found["eu"].message
+
+
+def keep_interval(*asked: Any) -> MembersPlan:
+    """Plan for some regions, so that nothing changes."""
+    present: Any = PlannedInterval(asked[2] or 4, averager=asked[1])
+    decision = Decision(present, changed=False, gain=0.0, reason="stays")
+    return MembersPlan(present, decision, decision)
 
 
 def test_the_run_loop_saves_the_last_step_and_tells_the_end_before_it_returns(
@@ -364,7 +432,10 @@ def test_the_run_loop_saves_the_last_step_and_tells_the_end_before_it_returns(
         finish=lambda: None,
     )
     left = Restarts(0, None, "checkpoint.restarts")
-    served = serving._Serving(setup, processes, groups, None, checkpoints, None, store, left)
+    others = ReplanPolicy(0.0, 0.0, frozenset({"eu"}))  # were planned for
+    told: list[str] = []
+    plans = serving.ServedPlans(experiment, processes, keep_interval, told.append, others)
+    served = serving._Serving(setup, processes, groups, None, checkpoints, None, store, left, plans)
 
     save_last = served._save_last
 
@@ -382,6 +453,7 @@ def test_the_run_loop_saves_the_last_step_and_tells_the_end_before_it_returns(
         if sync.steps == 6:
             service = processes.actor.own._server.service
             eventually(lambda: held or service.save is not None, "a checkpoint is begun")
+            eventually(lambda: told == ["replanned for eu, us: stays"], "the run is planned")
 
     def loop(name: str) -> Any:
         own = Loop(processes.address, name, tmp_path, checkpoints=tmp_path / "saved" / name)
@@ -391,7 +463,10 @@ def test_the_run_loop_saves_the_last_step_and_tells_the_end_before_it_returns(
     assert not [each for each in found.values() if isinstance(each, Exception)], found
     assert found["serve"] == (STEPS, True)
     checkpoints.close()
+    plans.close()
     assert held[0] < store.latest().manifest.id
-    events = read_events(run.path / "events.jsonl")
+    events = list(read_events(run.path / "events.jsonl"))
+    (planned,) = (each.fields for each in events if each.kind == "replanned")
+    assert (planned["regions"], planned["changed"]) == (["eu", "us"], False)
     steps = [each.fields["step"] for each in events if each.kind == "checkpoint"]
     assert len(steps) == 2 and steps[0] < steps[1] == STEPS

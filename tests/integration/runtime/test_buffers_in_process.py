@@ -125,7 +125,8 @@ def test_a_replaced_worker_that_finds_undeclared_state_continues(tmp_path: Path)
     """Its first step is one of the run's late ones, in which a find ends nothing."""
     late = {"use": f"{TASKS}:Late"}
     regions = [{"name": "us-east", "workers": 1}]
-    config = config_of(task=late, regions=regions, train={"steps": 16, "eval_every": 0})
+    train = {"steps": 16, "eval_every": 0, "state_every": 7}
+    config = config_of(task=late, regions=regions, train=train)
     gate = Gate(8)
     with InProcess(config, tmp_path, gate=gate) as world:
         site = world.sites["us-east"]

@@ -81,7 +81,7 @@ def test_a_gradient_passes_the_files_that_the_page_names(tmp_path: Path) -> None
     assert f"these {len(passed)} files" in section
     experiment = experiment_of(
         regions=[{"name": "us-east"}, {"name": "eu-west", "workers": 2}],
-        train={"steps": 4, "eval_every": 0, "statistics_batches": 0},
+        train={"steps": 4, "eval_every": 0, "statistics_batches": 0, "optimizer_on": "server"},
         strategy={"kind": "sma", "interval": 2},
         task={"use": "digits", "options": {"width": 40}},
     )

@@ -36,7 +36,14 @@ from geo_ray.joining.protocol import (
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.server import Absences
 from geo_ray.joining.service import JoinService, Stage
-from geo_ray.joining.slices import FinishOrder, LeaveOrder, WakeOrder, order_json, read_order
+from geo_ray.joining.slices import (
+    FinishOrder,
+    IntervalOrder,
+    LeaveOrder,
+    WakeOrder,
+    order_json,
+    read_order,
+)
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
     as_tensor,
@@ -408,7 +415,8 @@ def test_a_connection_is_late_after_its_time_without_a_break() -> None:
 
 
 def test_orders_and_reports_are_in_turn() -> None:
-    for order in (FinishOrder(), WakeOrder(now_s=0.5), LeaveOrder(region="eu")):
+    leave, interval = LeaveOrder(region="eu", now_s=0.5), IntervalOrder(steps=3)
+    for order in (FinishOrder(), WakeOrder(now_s=0.5), leave, interval):
         assert read_order(order_json(order)) == order
     with pytest.raises(FrameError, match="cannot be read"):
         read_order(b'{"kind": "nonsense"}')

@@ -299,4 +299,4 @@ def test_what_cannot_be_saved_is_named() -> None:
 
 def test_a_state_of_another_size_is_refused() -> None:
     with pytest.raises(CheckpointCorruptError, match="the shard has"):
-        HeldStates(3).restore({"task/000000": torch.zeros(4)})
+        HeldStates(3, 1).restore({"task/000000": torch.zeros(4)})

@@ -12,11 +12,13 @@ from geo_ray.training.worker import Worker
 from tests.support.world_support import experiment
 
 
-def configured(*, workers: tuple[int, ...] = (1, 1), strategy: str = "diloco", **train: Any) -> Any:
+def configured(
+    *, workers: tuple[int, ...] = (1, 1), strategy: str | dict[str, Any] = "diloco", **train: Any
+) -> Any:
     regions = [{"name": name, "workers": n} for name, n in zip("abcd", workers, strict=False)]
     return experiment(
         regions=regions,
-        strategy={"kind": strategy},
+        strategy={"kind": strategy} if isinstance(strategy, str) else strategy,
         train={"steps": 4, "optimizer_on": "worker"} | train,
     )
 
@@ -64,6 +66,8 @@ def test_strategies_with_local_steps_of_workers_have_the_optimizer_there(strateg
         ({"workers": (1,), "strategy": "bsp"}, [100]),
         ({"workers": (2,)}, [0]),
         ({"strategy": "bsp"}, [0, 0]),
+        ({"strategy": {"kind": "sma", "interval": 1}}, [0, 0]),
+        ({"strategy": {"kind": "sma", "interval": 2}}, [100, 100]),
         ({"strategy": "ama"}, [0, 0]),
         ({"strategy": "diloco_streaming"}, [0, 0]),
         ({"strategy": "hfa"}, [0, 0]),

@@ -28,6 +28,7 @@ from geo_ray.joining.replication import (
     ReplicatedService,
     RequestStop,
     ServiceEntry,
+    SetInterval,
     Tick,
 )
 from geo_ray.joining.save_round import SaveStage
@@ -270,6 +271,30 @@ def test_a_lost_server_changes_nothing(kind: str) -> None:
     assert lost > 50
 
 
+def test_a_changed_interval_survives_the_server() -> None:
+    """It is an entry of the log. If that is lost, the run loop asks again."""
+
+    def finish(point: int) -> dict[str, Any]:
+        world, is_asked = World(0), False
+        while not all(rank.is_over for rank in world.ranks.values()):
+            service = world.server.service
+            if service.version >= 1 and not is_asked:
+                is_asked = True
+                world.offer(SetInterval(1))
+            is_ready = world.standby is not None and world.standby.is_attached
+            if world.delivered >= point and is_ready:
+                world.lose_server()
+                is_asked = world.server.service.averagers.interval == 1
+            world.deliver()
+        return world.finish()
+
+    whole = finish(1000)
+    steps = {step for kind, _, step in whole["events"] if kind == "step"}
+    assert steps == {2, 4, 5, 6}  # the interval is 2 until the answer to the second exchange
+    for point in range(60, 150, 3):
+        assert finish(point) == whole, point
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_servers_are_lost_one_after_the_other(seed: int) -> None:
     expected = World(seed, has_standby=False).finish()
@@ -347,6 +372,7 @@ def test_a_standby_that_misses_an_entry_is_refused() -> None:
         Tick(600.0, 7),
         LoseRegion("eu", "why"),
         RequestStop(),
+        SetInterval(8),
         BeginSave(3, (1, 2), 60.0),
         EndSave(3),
         EndSave(None),

@@ -133,7 +133,7 @@ class World:
                 found.append(Message("update", meta, bytes(payload_bytes(part)), "update"))
         return found
 
-    def merge(self, name: str) -> list[ReplyMessage]:
+    def merge(self, name: str, took_s: float = 0.1) -> list[ReplyMessage]:
         """Merge the answers that have arrived; none if they are incomplete."""
         rank = self.ranks[name]
         messages = [each for each in self.inbox.get(name, []) if each.kind == "reply"]
@@ -147,7 +147,7 @@ class World:
             for each in messages
         }
         replies = [each.wire.decode(by_slice[each.index]) for each in rank.slices]
-        rank.on_replies(replies, 0.1)
+        rank.on_replies(replies, took_s)
         return replies
 
     def refusals(self, name: str) -> list[str]:
@@ -797,6 +797,80 @@ def test_an_adaptive_interval_is_the_same_in_all_slices() -> None:
             break
     # 4 s of an exchange and 0.1 to 0.2 s of a step: 20 steps take as long, the next power is 32
     assert steps == {32}
+
+
+def test_time_for_which_others_are_awaited_is_not_that_of_an_exchange() -> None:
+    """Otherwise an adaptive interval would grow without end where a region is slower."""
+    strategy = {"kind": "diloco", "interval": INTERVAL, "compute_fraction": 0.5}
+    world = World({"eu": [WHOLE], "us": HALVES}, strategy=strategy)
+    world.start()
+    for _ in range(8):
+        updates = _updates(world)
+        for name, waits_s in (("eu#0", 0.0), ("us#0", 100.0), ("us#1", 7.0)):
+            world.now_s += waits_s
+            for message in updates[name]:
+                world.deliver(name, _change(message, step_s=0.1))
+        for name, held_s in (("eu#0", 107.0), ("us#0", 0.0), ("us#1", 0.0)):
+            replies = world.merge(name, took_s=held_s + 0.15)
+            assert {(reply.held_s, reply.steps) for reply in replies} == {(held_s, INTERVAL)}
+
+
+def test_time_without_a_lost_region_is_not_that_of_an_exchange() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    for message in _updates(world)["eu#0"]:
+        world.deliver("eu#0", message)
+    world.now_s = 20.0
+    for each in world.service.lose("us", "it is gone"):
+        world.inbox.setdefault(each.peer, []).append(each.message)
+    assert [reply.held_s for reply in world.merge("eu#0")] == [20.0]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_interval_changes_in_all_regions_and_slices_with_the_same_round(is_lost: bool) -> None:
+    """It changes while one region waits for the other, which may then be lost."""
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    assert world.service.averagers.interval is None
+    updates, names = _updates(world), list(world.ranks)
+    for message in updates["eu#0"]:
+        world.deliver("eu#0", message)
+    assert world.service.set_interval(3) == []
+    assert world.service.averagers.interval == 3
+    if is_lost:
+        names = ["eu#0"]
+        for each in world.service.lose("us", "it is gone"):
+            world.inbox.setdefault(each.peer, []).append(each.message)
+    for name in names[1:]:
+        for message in updates[name]:
+            world.deliver(name, message)
+    assert {reply.steps for name in names for reply in world.merge(name)} == {3}
+    for name in names:
+        assert [bool(world.step(name, 1.0)) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("kind", ["ama", "asgd_ga", "async_local_sgd", "halos"])
+def test_without_rounds_an_interval_changes_with_the_next_answer_to_a_region(kind: str) -> None:
+    own = {"by_speed": False} if kind == "async_local_sgd" else {}
+    strategy = {"kind": kind, "interval": INTERVAL, **own}
+    world = World({"eu": [WHOLE], "us": HALVES}, strategy=strategy)
+    world.start()
+    updates = _updates(world)
+    steps = []
+    for names in (("eu#0",), ("us#0", "us#1")):
+        for name in names:
+            for message in updates[name]:
+                world.deliver(name, message)
+        steps.append({reply.steps for name in names for reply in world.merge(name)})
+        world.service.set_interval(3)
+    assert steps == [{None}, {3}]
+
+
+def test_an_interval_does_not_change_before_the_run_trains() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    assert world.service.set_interval(3) == []
+    world.start()
+    assert world.service.averagers.interval is None
 
 
 def test_the_first_region_may_correct_its_model() -> None:

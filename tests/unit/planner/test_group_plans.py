@@ -256,6 +256,21 @@ def test_a_dry_run_checks_the_memory_of_this_machine(
     check.check_run(config(regions=regions, plan=None))
 
 
+def test_a_dry_run_compares_gpus_with_those_of_this_machine(
+    links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Instance(accelerators=5, host_gb=640.0)
+    monkeypatch.setattr(check, "_this_machine", lambda: here)
+    groups = {"us": {"nodes": 2, "gpus_per_node": 2}, "eu": {"gpus_per_node": 2}}
+    regions = [{"name": name, "group": group} for name, group in groups.items()]
+    wanted = "gpus_per_node: the groups reserve 6 GPUs, and this machine has 5"
+    with pytest.raises(ConfigError, match=wanted) as found:
+        check.check_run(config(regions=regions, plan=None))
+    assert "Set gpus_per_node to 0 in every group" in found.value.fix
+    here = Instance(accelerators=6, host_gb=640.0)
+    check.check_run(config(regions=regions, plan=None))
+
+
 def test_up_checks_the_memory_of_the_planned_machines(links: Path) -> None:
     """The plan was made for fewer rows; the machines that it has chosen do not fit now."""
     rented = config(cluster={"kind": "existing"})

@@ -114,7 +114,7 @@ def test_a_small_plan_does_not_import_the_compiler():
 def test_copies_of_the_model_are_what_machines_must_hold():
     """Computed by hand: 1e9 parameters are 4 GB per copy."""
     foot = Footprint(10**9, states=2, regions=3, row_bytes=1e9)
-    assert (foot.worker_bytes, foot.server_bytes) == (8e9, 32e9)  # 2, and 4 + 2 + 2 copies
+    assert (foot.worker_bytes(1), foot.server_bytes) == (8e9, 32e9)  # 2, and 4 + 2 + 2 copies
     assert foot.max_rows(Instance(1, 24, 64), serves=True) == (16, "")
     assert foot.max_rows(Instance(8, 24, 2000), serves=True) == (8 * 16, "")
     assert foot.max_rows(Instance(0, None, 44), serves=True) == (4, "")
@@ -123,8 +123,10 @@ def test_copies_of_the_model_are_what_machines_must_hold():
     assert none == 0 and "an accelerator has 8.5 GB" in why and "1 GB per row" in why
     none, why = foot.max_rows(Instance(1, 24, 39), serves=True)
     assert none == 0 and "the machine has 39 GB" in why and "40 GB are needed" in why
-    local = Footprint(10**9, states=2, local=True, row_bytes=None)
-    assert local.worker_bytes == 16e9 and local.server_bytes == 24e9
+    local = Footprint(10**9, states=2, own_steps="always", row_bytes=None)
+    assert local.worker_bytes(1) == local.worker_bytes(2) == 16e9 and local.server_bytes == 24e9
+    alone = Footprint(10**9, states=2, own_steps="alone", row_bytes=None)
+    assert (alone.worker_bytes(1), alone.worker_bytes(2)) == (16e9, 8e9)
     assert local.max_rows(Instance(), serves=True) == (math.inf, "")
 
 
