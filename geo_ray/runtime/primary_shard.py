@@ -505,7 +505,7 @@ class PrimaryShard:
         with self._changed:
             self._admit(conn, worker)
             while True:
-                waits = self._is_paused or worker not in self._answers or self.server.between
+                waits = self._holds_workers or worker not in self._answers or self.server.between
                 waits |= self.server.plan.state_every > 0 and self._needs_present_state
                 if waits and self._failure is not None:
                     raise self._failure
@@ -654,6 +654,15 @@ class PrimaryShard:
             self._waiting_for_state -= 1
             self.server.average_soon = False
             self._changed.notify_all()
+
+    @property
+    def _holds_workers(self) -> bool:
+        """Whether a pause keeps workers from the next step.
+
+        A step that some of several workers with optimizers have begun is completed: a checkpoint
+        can only have their mean between two steps.
+        """
+        return self._is_paused and (self._all_wait or not self.server.plan.averages)
 
     @property
     def _all_wait(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from geo_ray.runs.data import open_readers
+from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.storage.folders import LocalFolder, directory_of
 from geo_ray.storage.parts import read_part
 from tests.support.averaged_workers import plain_diloco
@@ -162,6 +163,39 @@ def test_a_worker_that_is_asked_to_leave_is_averaged_first(tmp_path: Path) -> No
         site.server.ledger.check()
         assert not site.server.ledger.discarded["worker_lost"]
         assert len({s.digest for s in world.sites.values()}) == 1
+
+
+@pytest.mark.parametrize("halts", [False, True])
+def test_a_pause_does_not_interrupt_a_step_that_one_worker_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halts: bool
+) -> None:
+    """Regions pause when the first of their workers has got the third step."""
+    begin = PrimaryShard._begin_time
+    paused: set[str] = set()
+
+    def begin_and_pause(self: PrimaryShard, *about: Any) -> None:
+        begin(self, *about)
+        if self.server.version == 2:
+            paused.add(self.server.plan.region)
+            self._is_paused = True  # under the lock
+
+    monkeypatch.setattr(PrimaryShard, "_begin_time", begin_and_pause)
+    with InProcess(config_of(), tmp_path) as world:
+        sites = [*world.sites.values()]
+        workers = [each.start(rank) for each in sites for rank in (0, 1)]
+        eventually(lambda: all(s.server.version == 3 for s in sites), "the step is made by all")
+        assert paused == set(world.sites)
+        if halts:
+            directory_of(world.parts, 1).mkdir(parents=True)
+            for site in sites:
+                site.primary.snapshot(1, halt=True)
+            for name in world.sites:
+                assert "optimizer/workers/1/exp_avg" in states_of(world, name)
+        for site in sites:
+            assert site.server.version == 3
+            site.primary.pause(False)
+        for worker in workers:
+            worker.result()
 
 
 @pytest.mark.parametrize("paused", [False, True])
