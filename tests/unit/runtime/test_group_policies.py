@@ -475,10 +475,10 @@ def test_times_of_a_resumed_run_continue(tmp_path: Path) -> None:
     serving._stopping = SimpleNamespace(after=lambda _: None)  # type: ignore[assignment]
     serving._setup = SimpleNamespace(  # type: ignore[assignment]
         experiment=geo_ray.load_config(CONFIG),
-        reporting=SimpleNamespace(interruption=Interruption()),
+        reporting=SimpleNamespace(interruption=Interruption(), status=lambda _: None),
     )
     serving._stops = serving._is_interrupted = False
-    serving._before_s = 3600.0
+    serving._shown, serving._before_s = "", 3600.0
     step = {"region": "eu", "step": 2, "steps": 2, "samples": 4, "loss": 1.0, "compute_s": 2.0}
     exchange = {"region": "eu", "seq": 1, "bytes_sent": 5, "bytes_received": 5, "blocking": True}
     polled = [
