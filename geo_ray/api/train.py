@@ -552,11 +552,19 @@ def simulate(
 
 @contextmanager
 def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[None]:
-    """Print the report of a failed run, and remove the directory of one that did not begin."""
+    """Print the report of a failed run, and remove the directory of one that did not begin.
+
+    A run that was stopped at once names the command that resumes it, if it has a checkpoint.
+    """
     try:
         yield
     except (LeaseLostError, RunHeldError):
         is_new = False  # the run belongs to another process
+        raise
+    except KeyboardInterrupt:
+        if has_checkpoint(run.path):
+            resume = f"geo-ray train {_resume_option(run.path)}"
+            watch.notify(f"the newest checkpoint is kept: `{resume}` continues from it")
         raise
     except GeoRayError as error:
         if has_begun(run.path) and (run.path / REPORT_FILE).exists():
@@ -577,10 +585,13 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
         fix = fix.replace("geo-ray train --resume RUN", f"{_start_command(run_dir)} CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
-    shown = copied_from(run_dir) or str(short_path(run_dir))
-    resume = f"--resume {shlex.quote(shown)}"
-    named = type(error)(error.message, fix=fix.replace("--resume RUN", resume))
+    named = type(error)(error.message, fix=fix.replace("--resume RUN", _resume_option(run_dir)))
     return named.with_traceback(error.__traceback__)  # replaces the original error
+
+
+def _resume_option(run_dir: Path) -> str:
+    shown = copied_from(run_dir) or str(short_path(run_dir))
+    return f"--resume {shlex.quote(shown)}"
 
 
 def _start_command(run_dir: Path) -> str:

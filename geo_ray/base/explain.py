@@ -245,6 +245,8 @@ def explain(
 def _each_problem(error: ValidationError) -> Iterator[Any]:
     """Yield the errors of pydantic, those of a rule that has found several one by one."""
     for item in error.errors(include_url=False):
+        if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
+            continue  # pydantic does not count invalid items, whose errors are there, too
         rule = item.get("ctx", {}).get("error")
         if not isinstance(rule, ProblemsError):
             yield item

@@ -82,6 +82,7 @@ class RecordedAverager(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
     region: str | None = None
+    standby: str | None = None
 
 
 class RecordedConfig(StrictModel):

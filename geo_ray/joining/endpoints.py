@@ -28,7 +28,14 @@ log = logging.getLogger(__name__)
 
 ENDPOINTS: Final = "endpoints"
 """Kind of the message that has a list."""
+SCHEME: Final = "geo-ray://"
 _PURPOSE: Final = b"geo-ray endpoints\n"  # what the authority signs for other uses is no list
+
+
+def address_text(address: Address) -> str:
+    """Return an address in the form that `geo_ray.join` takes: ``geo-ray://HOST:PORT``."""
+    host, port = address
+    return f"{SCHEME}{host}:{port}"
 
 
 class EndpointList(StrictModel):
@@ -154,4 +161,4 @@ class EndpointBook:
     @property
     def shown(self) -> str:
         """The addresses for messages."""
-        return " or ".join(f"{host}:{port}" for host, port in self.addresses())
+        return " or ".join(map(address_text, self.addresses()))

@@ -41,7 +41,7 @@ from geo_ray.base.errors import (
 from geo_ray.base.memory import trim_heap
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.endpoints import EndpointBook
+from geo_ray.joining.endpoints import SCHEME, EndpointBook
 from geo_ray.joining.layout import (
     Layout,
     Ranges,
@@ -99,7 +99,6 @@ from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
-SCHEME: Final = "geo-ray://"
 ENDPOINTS_SUFFIX: Final = ".endpoints.json"
 """Ending of the file next to a region's credentials that has the run's endpoint list."""
 _LOOK_S: Final = 0.5

@@ -254,9 +254,10 @@ def _finished(
     if has_checkpoint:
         fix = f"To train it further: `geo-ray train --resume RUN {further}`."
     else:
+        often = "every_s=10" if saved.checkpoint.every_rounds is None else "every_rounds=1"
         fix = (
             "It has no checkpoint. For a longer run that saves more often: "
-            f"`{start_command(saved.regions)} CONFIG {further} --set checkpoint.every_s=10`."
+            f"`{start_command(saved.regions)} CONFIG {further} --set checkpoint.{often}`."
         )
     return RunFinishedError(f"{run.path} is finished after {totals.steps} steps; {model}", fix=fix)
 

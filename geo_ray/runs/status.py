@@ -183,6 +183,7 @@ class StatusReader:
             averager=self._fold.averager,
             address=self._fold.address,
             standby=self._fold.standby,
+            wants_standby=self._config.averager.standby is not None,
             regions=regions,
             refused=self._fold.refused,
             round=self._fold.round,

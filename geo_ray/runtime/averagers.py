@@ -25,7 +25,7 @@ from geo_ray.base.errors import CertificateError, GeoRayError, RegionLostError
 from geo_ray.base.files import write_atomic
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
+from geo_ray.joining.endpoints import EndpointList, SignedEndpoints, address_text
 from geo_ray.joining.layout import Layout, holder_ranges
 from geo_ray.joining.protocol import SERVER, JoinTerms, process_words
 from geo_ray.joining.server import STANDBY
@@ -246,8 +246,7 @@ class AveragerProcesses:
     @property
     def address(self) -> str:
         """Where the run is served."""
-        host, port = ("", 0) if self._list is None else self._list.addresses[0]
-        return f"geo-ray://{host}:{port}"
+        return address_text(("", 0) if self._list is None else self._list.addresses[0])
 
     def ask(self, call: str, *arguments: Any) -> Any:
         """Call the server's actor; the standby answers if the server is lost.
@@ -370,7 +369,7 @@ class AveragerProcesses:
             return
         self._standby = starting.result()
         self._publish(self._term)
-        found = {"address": "{}:{}".format(*self._listed(self._standby)), "term": self._term}
+        found = {"address": address_text(self._listed(self._standby)), "term": self._term}
         self._events.append({"kind": "server_standby_ready", **found})
 
     def _drop(self, standby: _Process, cause: GeoRayError) -> None:
@@ -379,7 +378,7 @@ class AveragerProcesses:
         kill(standby.actor)
         self.ask("release_standby")
         self._publish(self._term)
-        found = {"address": "{}:{}".format(*self._listed(standby)), "cause": cause.message}
+        found = {"address": address_text(self._listed(standby)), "cause": cause.message}
         self._events.append({"kind": "server_standby_lost", **found})
 
     def _start_standby(self) -> _Process:

@@ -33,13 +33,13 @@ from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.replanning import CurrentLeader, LinkNotes, PlanFor, PlanWatch, ReplanPolicy
 from geo_ray.runtime.reporting import MemberRequests, StatusLine, no_requests, show_nothing
 from geo_ray.storage.manifest import shard_part_name
+from geo_ray.telemetry.events import TIMES
 from geo_ray.telemetry.summary import EarlyStop
 from geo_ray.training.worker import StatisticsCollector
 
 log = logging.getLogger(__name__)
 
 TOLERATED_S: Final = 90.0  # larger than the delay of any answer
-_TIMES: Final = ("t_s", "start_s")
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Skews:
         for key, answer in answers.items():
             ahead_s = self._skew(key, answer.get("now_s"), now_s)
             for event in answer["events"]:
-                moved = {t: event[t] - ahead_s for t in _TIMES if ahead_s and t in event}
+                moved = {t: event[t] - ahead_s for t in TIMES if ahead_s and t in event}
                 found.append({**event, **moved})
         return found
 

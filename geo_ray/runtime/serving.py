@@ -68,6 +68,7 @@ from geo_ray.telemetry.event_log import (
     note_failure,
     read_events,
 )
+from geo_ray.telemetry.events import TIMES
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import exporting
 from geo_ray.telemetry.summary import Summary, Summing, save_summary
@@ -946,8 +947,8 @@ class _Serving:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)
-            t_s = values.pop("t_s") + self._before_s
-            event = recorder.emit(values.pop("kind"), t_s, **values)
+            values |= {name: values[name] + self._before_s for name in TIMES if name in values}
+            event = recorder.emit(values.pop("kind"), values.pop("t_s"), **values)
             summing.feed(event)
             stop = self._stopping.after(event)
             if stop is not None and not self._stops:

@@ -28,6 +28,7 @@ from geo_ray.runs.build import ModelStart, build_server, build_shard, build_work
 from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import Candidates
 from geo_ray.simulator.clock import Scheduler
+from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.effects import (
     ActiveWorkersChanged,
     Assignment,
@@ -319,8 +320,10 @@ class SimRegion:
         self._stepping: set[int] = set()
         self._deferred: list[Callable[[], list[Effect]]] = []
         self._is_saving = False  # a checkpoint is deferred
-        # Steps until the only worker of a region reports, unless it is asked to leave.
-        self._run, self._is_asked = 0, False
+        # Steps that the only worker of a region makes until its next report, seconds of those made
+        # since the last one, and requests that reach the worker with the answer to the next one.
+        self._run, self._run_s = 0, 0.0
+        self._requests: list[Callable[[], list[Effect]]] = []
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
         self._host = host
@@ -373,13 +376,12 @@ class SimRegion:
         self._lives[rank] += 1
         self._stepping.discard(rank)
         if not self.is_dead:
-            self._execute_with_states(self.server.leave(rank))
+            self._execute_with_states(self._requested() + self.server.leave(rank))
 
     def drain_worker(self, rank: int) -> None:
         """Give a worker a termination notice: it leaves between two steps."""
         if not self.is_dead:
-            self._is_asked = True
-            self._execute_with_states(self.server.drain(rank))
+            self._request(partial(self.server.drain, rank))
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
@@ -388,8 +390,27 @@ class SimRegion:
         self._new.add(rank)
         self._stepping.discard(rank)
         if not self.is_dead:
-            self._execute_with_states(self.server.join(rank))
+            self._execute_with_states(self._requested() + self.server.join(rank))
         return self._lives[rank]
+
+    def stop(self) -> None:
+        """Finish after the step in progress, or after the steps that are reported with it."""
+        self._request(self._stop)
+
+    def _stop(self) -> list[Effect]:
+        self.server.stop()
+        return []
+
+    def _request(self, event: Callable[[], list[Effect]]) -> None:
+        """Handle a request now, or with the next report of a worker that makes several steps."""
+        self._requests.append(event)
+        if self._run <= 1:
+            self._execute_with_states(self._requested())
+
+    def _requested(self) -> list[Effect]:
+        """Handle the requests that waited; the present steps of the worker end here."""
+        requests, self._requests, self._run = self._requests, [], 0
+        return [effect for event in requests for effect in event()]
 
     @property
     def lacks_workers(self) -> bool:
@@ -506,7 +527,7 @@ class SimRegion:
                 moments[name] = torch.cat(values) if values[0].dim() else values[0].clone()
             sent = _Sent(live, judged, moments)
         if self._run <= 0 or has_joined:
-            self._run, self._is_asked = self.server.run_length(answer.worker), False
+            self._run, self._run_s = self.server.run_length(answer.worker), 0.0
         life = self._lives[answer.worker]
         self._scheduler.after(self._lan_s, partial(self._work, answer, life, sent))
 
@@ -604,11 +625,13 @@ class SimRegion:
         if self.server.plan.averages:
             self._execute_with_states(self.server.push(rank, report))
             return
-        needs_state, self._run = self.server.needs_state(rank, report), self._run - 1
-        if needs_state and self._run > 0 and report.refused is None and not self._is_asked:
+        self._run, self._run_s = self._run - 1, self._run_s + report.compute_s
+        is_late = self._run_s >= REPORT_EVERY_S
+        if self._run <= 0 or is_late or self._deferred or report.refused is not None:
+            self._execute(self._requested())
+        needs_state = self.server.needs_state(rank, report)
+        if needs_state and self._run > 0:
             raise InvariantError(f"{self.name} needs a state within a run of steps")
-        if self._deferred:
-            self._run = 0
         has_state = bool(self._deferred) or needs_state
         if has_state:
             self._put(rank, worker)

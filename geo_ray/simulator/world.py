@@ -762,7 +762,7 @@ class World:
         self._emit("stop_requested", self._scheduler.now_s, **stop.model_dump())
         self.averager.request_stop()
         if len(self.regions) == 1:
-            next(iter(self.regions.values())).server.stop()
+            next(iter(self.regions.values())).stop()
 
 
 def _batched(experiment: Experiment, task: Task) -> Gradients | None:

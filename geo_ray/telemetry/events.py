@@ -17,6 +17,8 @@ from geo_ray.base.errors import InvariantError
 
 Check: TypeAlias = Callable[[Any], Any]  # gives the JSON value back, or raises TypeError
 _MOST_WHOLE: Final = 10**18  # limit of numbers that are summed and divided
+TIMES: Final = ("t_s", "start_s")
+"""What an event has of the run's clock; other fields in seconds are durations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,9 @@ class RunStatus(ShownModel):
         default=None,
         description="where a standby of the server would serve it; null: none is ready",
     )
+    wants_standby: bool = Field(
+        default=False, description="whether the configuration asks for a standby"
+    )
     regions: tuple[RegionStatus, ...] = ()
     refused: str | None = Field(
         default=None, description="the newest requested change of members, if it was refused"
@@ -611,8 +614,10 @@ def status_lines(status: RunStatus, width: int | None = None) -> list[str]:
     rows += [] if status.fix is None else [("fix", _one_line(status.fix))]
     rows.append(("run actor", _run_actor(status)))
     if status.address is not None and status.is_going is not False:
-        standby = "no standby" if status.standby is None else f"standby at {status.standby}"
-        rows.append(("served at", f"{status.address}, {standby}"))
+        standby = ", no standby at present" if status.wants_standby else ""
+        if status.standby is not None:
+            standby = f", standby at {status.standby}"
+        rows.append(("served at", f"{status.address}{standby}"))
     members = [region for region in status.regions if region.lost_cause is None]
     rows += [
         ("member" if number == 0 else "", _region(each)) for number, each in enumerate(members)

@@ -1,4 +1,4 @@
-"""Regions that are process groups are served by several holders.
+"""Regions that are process groups are stopped, resumed and served by several holders.
 
 All runs but one are on the shared cluster. The rows of every step are fixed, so that a run that was
 stopped or has lost a process must end with the bits of one that was not.
@@ -13,23 +13,29 @@ import runpy
 import signal
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import Tensor
 
 import geo_ray
+from geo_ray.base.errors import InterruptedRunError
+from geo_ray.cli.main import root
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.ray_cluster.process_supervisor import descendants
+from geo_ray.runs import directory as rundir
 from geo_ray.runs.model_file import save_module
+from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.serving import module_of, terms_of
 from tests.support.join_support import Ranks, served_model, serving
-from tests.support.train_support import train
+from tests.support.train_support import events_of, train
 
 STEPS, INTERVAL = 40, 4
 RANKS = ("eu-west-0", "eu-west-1", "us-east-0")
@@ -162,6 +168,43 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return assert_ends_alike(folder, folder / "model.safetensors")
 
 
+@pytest.mark.parametrize("way", ["ctrl_c", "the_command"])
+@pytest.mark.slow  # starts two runs
+@pytest.mark.usefixtures("ray_cluster")
+def test_stopped_groups_are_resumed_with_the_same_bits(
+    tmp_path: Path, undisturbed: dict[str, Tensor], way: str
+) -> None:
+    """In the second round, region eu-west waits until the stop was requested."""
+    changed, stop = experiment(tmp_path, INTERVAL + 1), Interruption()
+    run, seen = rundir.create(changed, tmp_path), list[str]()
+
+    def on_event(event: geo_ray.Event) -> None:
+        if event.kind == "step":
+            seen.append(event["region"])
+            if len(seen) == 2 and way == "ctrl_c":  # both regions have ended the first round
+                stop.set()
+            elif len(seen) == 2:
+                found = CliRunner().invoke(root, ["stop", str(run.path)])
+                assert found.exit_code == 0, found.output
+        if event.kind == "stop_requested":
+            (tmp_path / "go").touch()
+
+    with pytest.raises(InterruptedRunError, match="its state is saved"):
+        train(changed, tmp_path, begun=run, sink=on_event, interruption=stop)
+    (saved,) = [event for event in events_of(run.path) if event.kind == "checkpoint"]
+    assert saved["step"] in range(2 * INTERVAL, STEPS, INTERVAL)
+    assert {len(log) for log in logs_of(tmp_path).values()} == {saved["step"]}
+    (tmp_path / "fast").touch()
+    done = train(changed, tmp_path, begun=run, resume=True)
+    assert {len(log) for log in logs_of(tmp_path).values()} == {STEPS}
+    assert_made(tmp_path, range(STEPS))
+    assert_same(assert_ends_alike(tmp_path, run.model), undisturbed)
+    assert (done.summary.steps, done.summary.samples) == (STEPS, len(RANKS) * STEPS * 8)
+    started = done.of("run_started")
+    assert [event.fields.get("resumed_step") for event in started] == [None, saved["step"]]
+    assert not done.of("worker_lost") and not done.of("region_lost")
+
+
 def holder_of(cluster: LocalCluster) -> int:
     """The process of the only holder next to the averager."""
     found = []
@@ -196,3 +239,23 @@ def test_groups_continue_after_a_holder_is_lost(
     assert_made(tmp_path, range(second["resumed_step"], STEPS))
     assert_same(assert_ends_alike(tmp_path, done.run.model), undisturbed)
     assert done.summary.steps == STEPS
+
+
+@pytest.mark.slow  # starts a run
+@pytest.mark.usefixtures("ray_cluster")
+def test_groups_change_an_adaptive_interval_together(tmp_path: Path) -> None:
+    """Exchanges take far more than a thousandth of a step, so that the interval grows."""
+    (tmp_path / "fast").touch()
+    strategy = {"kind": "diloco", "interval": 2, "compute_fraction": 0.999}
+    done = train(experiment(tmp_path, strategy=strategy), tmp_path)
+    assert_made(tmp_path, range(STEPS))
+    assert_ends_alike(tmp_path, done.run.model)
+    exchanges = {
+        name: [after[0] + 1 for before, after in pairwise([(-1, 0), *log]) if before[1] < after[1]]
+        for name, log in logs_of(tmp_path).items()
+    }
+    (steps,) = set(map(tuple, exchanges.values()))
+    assert steps[:2] == (2, 4) and steps[-1] == STEPS
+    assert max(later - earlier for earlier, later in pairwise(steps)) > 2
+    for region in ("eu-west", "us-east"):
+        assert [e["step"] for e in done.of("step") if e["region"] == region] == list(steps)

@@ -125,7 +125,8 @@ def test_a_group_that_loses_a_rank_is_started_again(tmp_path: Path) -> None:
     assert all(torch.isfinite(each).all() for each in load_file(done.run.model).values())
 
 
-def test_a_group_without_restarts_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("holders", [1, 2])
+def test_a_group_without_restarts_is_given_up(tmp_path: Path, holders: int) -> None:
     is_killed = False
 
     def on_event(event: Event) -> None:
@@ -137,7 +138,8 @@ def test_a_group_without_restarts_is_given_up(tmp_path: Path) -> None:
             (tmp_path / "fast").touch()
 
     changed = experiment(tmp_path, steps=60, max_worker_restarts=0)
-    done = train(changed, tmp_path, sink=on_event)
+    served = ServeConfig(port=0, holders=holders)
+    done = train(changed.model_copy(update={"serve": served}), tmp_path, sink=on_event)
     (failed,) = done.of("join_failed")
     assert "rank 0 of region 'eu-west'" in failed["cause"]
     assert "train.max_worker_restarts = 0" in failed["cause"]

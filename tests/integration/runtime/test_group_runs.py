@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds.count("step") == 6
     assert "region_lost" not in kinds and "worker_lost" not in kinds
     assert run.report_path.exists()
+
+
+def is_training(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):  # it has ended
+        return "GroupRankActor.train" in " ".join(process.cmdline())
+    return False
 
 
 STEPS, INTERVAL, ROWS, CLIP, LR = 8, 4, 8, 1.0, 0.01
@@ -166,8 +173,8 @@ def test_groups_that_are_all_lost_continue_from_a_checkpoint(
         if event.kind == "checkpoint" and not killed:
             ranks = [
                 process
-                for process in psutil.process_iter(["cmdline"])
-                if "GroupRankActor.train" in " ".join(process.info["cmdline"] or [])
+                for process in psutil.Process().children(recursive=True)
+                if is_training(process)
             ]
             killed.extend(process.pid for process in ranks)
             for process in ranks:

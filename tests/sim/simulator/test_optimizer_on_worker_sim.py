@@ -91,3 +91,73 @@ def test_a_resumed_run_goes_on_from_where_it_was(data_dir: Path, kind: str, seed
         check_ended(resumed.go())
         if kind in ROUNDS:
             assert killed.digests() == whole.digests() == resumed.digests()
+
+
+def alone(data_dir: Path, on: str, step_s: float, **train: Any) -> Run:
+    sections: dict[str, Any] = {
+        "regions": [{"name": "a"}],
+        "optimizer": {"kind": "adamw", "lr": 0.01},
+        "train": {"steps": 40, "eval_every": 6, "optimizer_on": on} | train,
+        "emulate": {"step_s": step_s},
+        "checkpoint": {"every_s": None},
+    }
+    return Run(experiment(**sections), data_dir)
+
+
+STOPS: dict[str, dict[str, Any]] = {
+    "target": {"target": {"metric": "loss", "value": 2.3, "direction": "at_most"}},
+    "patience": {"patience": 1, "keep_best": {"metric": "loss", "mode": "max"}},
+}
+
+
+@pytest.mark.parametrize("reason", STOPS)
+@pytest.mark.parametrize(
+    ("on", "step_s", "more"),
+    [
+        ("server", 0.3, 1),
+        ("auto", 0.5, 2),  # a worker reports the steps of a second together
+        ("worker", 0.3, 4),
+        ("worker", 2.0, 1),
+        ("worker", 0.125, 6),  # it reports before the next evaluation
+    ],
+)
+def test_a_worker_stops_with_its_next_report(
+    data_dir: Path, reason: str, on: str, step_s: float, more: int
+) -> None:
+    """The evaluation that ends the run is made before the first of the steps of a report."""
+    run = alone(data_dir, on, step_s, **STOPS[reason]).go()
+    check_ended(run)
+    (stop,) = run.of("stop_requested")
+    assert stop["reason"] == reason
+    evaluated = [e["step"] for e in run.of("eval", "a") if not e["final"]][-1]
+    steps = run.world.regions["a"].server.version
+    assert evaluated < 40 - more and steps == evaluated + more
+    assert run.of("step")[-1]["step"] == steps
+    assert run.digests() == alone(data_dir, "server", step_s, steps=steps).go().digests()
+
+
+@pytest.mark.parametrize("reason", STOPS)
+def test_regions_stop_after_the_same_step_as_with_the_server(data_dir: Path, reason: str) -> None:
+    """The evaluations are made within rounds."""
+    sections = {
+        "eval_every": 3,
+        "steps": 60,
+    } | STOPS[reason]
+    own, servers = (run_of("diloco", data_dir, on, **sections).go() for on in ("worker", "server"))
+    for run in (own, servers):
+        check_ended(run)
+        assert run.of("stop_requested")[0]["reason"] == reason
+    assert own.digests() == servers.digests()
+    assert own.result.seconds == servers.result.seconds
+    assert own.of("step")[-1]["step"] == servers.of("step")[-1]["step"] < 60
+
+
+def test_a_worker_leaves_with_its_next_report(data_dir: Path) -> None:
+    """Four steps of 0.3 s are reported together; the notice comes within the second one."""
+    whole = alone(data_dir, "worker", 0.3).go()
+    run = alone(data_dir, "worker", 0.3)
+    run.world.workers.at(0.4, "a", 0, "drained")
+    run.world.workers.at(5.0, "a", 0, "replaced")
+    check_ended(run.go())
+    assert [e["step"] for e in run.of("step") if e.t_s < 5.0] == [1, 2, 3, 4]
+    assert run.digests() == whole.digests()

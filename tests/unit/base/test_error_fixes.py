@@ -257,6 +257,7 @@ def test_a_finished_run_without_checkpoint_cannot_go_on(run: RunDirectory) -> No
     error = resumed(run)
     assert isinstance(error, errors.RunFinishedError) and error.code == "RUN_FINISHED"
     assert "is finished" in error.message and "no checkpoint" in error.fix
+    assert "--set checkpoint.every_s=10`" in error.fix
     more = ["--set", "train.steps=1000"]
     assert resumed(run, *more).message == error.message
 

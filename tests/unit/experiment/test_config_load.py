@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -161,6 +162,24 @@ def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ complaints
+
+
+class Items(StrictModel):
+    one: tuple[Region, ...] = Field(min_length=1)
+    two: tuple[Region, ...] = Field((), min_length=2)
+
+
+def test_wrong_items_do_not_make_a_list_too_short() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text("one: [{workrs: 1}, {workrs: 2}]\ntwo: [{workrs: 1}]\n", [], Items, "job.yaml")
+    message = str(caught.value)
+    assert "4 problems" in message
+    assert re.findall(r"^    (\S+) \(line \d\): (\S+)", message, flags=re.M) == [
+        ("one.0.workrs", "unknown"),
+        ("one.1.workrs", "unknown"),
+        ("two.0.workrs", "unknown"),
+        ("two", "got"),
+    ]
 
 
 def test_one_error_lists_every_problem_with_key_place_value_and_expectation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import geo_ray
 from geo_ray.api.train import name_run
 from geo_ray.base import errors
 from geo_ray.cli.checkpoints import checkpoints as checkpoints_command
+from geo_ray.cli.main import _main
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.lease import driving, seeker_of
@@ -28,22 +30,37 @@ NAMES = ("eu", "us")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    tree: dict[str, Any] = {
-        "name": "served",
-        "regions": [{"name": name, "join": True} for name in NAMES],
-        "strategy": {"kind": "diloco"},
-        "train": {"steps": 8},
-        "run": {"dir": str(tmp_path / "runs")},
-    }
-    found = directory.create(geo_ray.load_config(tree), tmp_path)
-    kind, t_s, fields = started(regions=list(NAMES))
-    with EventLog(found.path / EVENTS_FILE) as log:
-        log.write(kind, t_s, **fields)
-    return found
+def make_run(tmp_path: Path) -> Callable[..., RunDirectory]:
+    def made(**sections: Any) -> RunDirectory:
+        tree: dict[str, Any] = {
+            "name": "served",
+            "regions": [{"name": name, "join": True} for name in NAMES],
+            "strategy": {"kind": "diloco"},
+            "train": {"steps": 8},
+            "run": {"dir": str(tmp_path / "runs")},
+            **sections,
+        }
+        found = directory.create(geo_ray.load_config(tree), tmp_path)
+        kind, t_s, fields = started(regions=list(NAMES))
+        with EventLog(found.path / EVENTS_FILE) as log:
+            log.write(kind, t_s, **fields)
+        return found
+
+    return made
 
 
-def test_status_shows_where_a_run_is_served(run: RunDirectory) -> None:
+@pytest.fixture
+def run(make_run: Callable[..., RunDirectory]) -> RunDirectory:
+    return make_run()
+
+
+@pytest.mark.parametrize("standby", [None, "auto"])
+def test_status_shows_where_a_run_is_served(
+    make_run: Callable[..., RunDirectory], standby: str | None
+) -> None:
+    run = make_run(averager={"standby": standby})
+    none = "" if standby is None else ", no standby at present"
+
     def shown() -> tuple[str | None, str | None, list[str]]:
         found = geo_ray.status(run.path)
         lines = [line.strip() for line in status_lines(found) if "served at" in line]
@@ -53,16 +70,16 @@ def test_status_shows_where_a_run_is_served(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, print)), EventLog(run.path / EVENTS_FILE) as log:
         kind, t_s, fields = started(regions=list(NAMES), address=first)
         log.write(kind, t_s, **fields)
-        assert shown() == (first, None, [f"served at  {first}, no standby"])
-        log.write("server_standby_ready", 1.0, address="10.0.0.2:7448", term=1)
-        line = f"served at  {first}, standby at 10.0.0.2:7448"
-        assert shown() == (first, "10.0.0.2:7448", [line])
-        log.write("server_standby_lost", 2.0, address="10.0.0.2:7448", cause="killed")
-        assert shown() == (first, None, [f"served at  {first}, no standby"])
-        log.write("server_standby_ready", 3.0, address="10.0.0.2:7448", term=1)
+        assert shown() == (first, None, [f"served at  {first}{none}"])
+        log.write("server_standby_ready", 1.0, address="geo-ray://10.0.0.2:7448", term=1)
+        line = f"served at  {first}, standby at geo-ray://10.0.0.2:7448"
+        assert shown() == (first, "geo-ray://10.0.0.2:7448", [line])
+        log.write("server_standby_lost", 2.0, address="geo-ray://10.0.0.2:7448", cause="killed")
+        assert shown() == (first, None, [f"served at  {first}{none}"])
+        log.write("server_standby_ready", 3.0, address="geo-ray://10.0.0.2:7448", term=1)
         about = {"address": second, "term": 2, "took_s": 0.5, "cause": "killed"}
         log.write("server_replaced", 4.0, **about)
-        assert shown() == (second, None, [f"served at  {second}, no standby"])
+        assert shown() == (second, None, [f"served at  {second}{none}"])
     assert shown() == (second, None, [])  # it is not served any more
 
 
@@ -111,6 +128,29 @@ def save(run: RunDirectory, id: int, regions: list[str]) -> None:
         extra={"attempt": 1, "regions": list(regions)},
     )
     store.commit(id, manifest)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_run_that_is_stopped_at_once_names_its_checkpoint(
+    run: RunDirectory,
+    is_saved: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if is_saved:
+        save(run, 0, ["eu", "us"])
+    monkeypatch.setattr("geo_ray.api.train.drive", interrupted)
+    monkeypatch.setattr("geo_ray.api.train.check_resumable", lambda *_, **__: None)
+    with pytest.raises(SystemExit) as ended:
+        _main(["train", "--resume", str(run.path)])
+    assert ended.value.code == 130
+    said = capsys.readouterr().err
+    assert said.endswith("stopped immediately\n")
+    kept = f"the newest checkpoint is kept: `geo-ray train --resume {run.path}` continues from it"
+    assert (kept in said.replace("\n", "")) == is_saved, said
 
 
 def test_checkpoints_name_the_regions_that_have_saved(run: RunDirectory) -> None:
