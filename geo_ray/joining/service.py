@@ -239,8 +239,10 @@ class JoinService:
 
     def _handle(self, peer: str, message: Message) -> list[Outbound]:
         """See `on_message`."""
+        if self.failure is not None and message.kind == "join":
+            return self._refuse_late(peer, message, self.failure)
         if self._holders.is_stopped:
-            return self._on_message_after_end(peer, message)
+            return []
         try:
             if region_of(peer) == SERVER:
                 return self._on_holder(rank_of(peer), message)
@@ -528,12 +530,14 @@ class JoinService:
             each for name in {**self._regions, **self._joining} for each in self._refuse(name, told)
         ]
 
-    def _on_message_after_end(self, peer: str, message: Message) -> list[Outbound]:
-        """Refuse regions that come after a holder was lost; ignore other messages."""
-        if message.kind != "join" or self.failure is None:
-            return []
+    def _refuse_late(self, peer: str, message: Message, failure: GeoRayError) -> list[Outbound]:
+        """Refuse a region that comes after the run has failed."""
         attempt = message.meta.get("attempt")
-        error = _lost_server(self.failure)
+        error: GeoRayError = JoinRefusedError(
+            f"run '{self.terms.name}' has failed: {failure.message}"
+        )
+        if self._holders.is_stopped:
+            error = _lost_server(failure)
         return [refusal_to(peer, error, attempt if isinstance(attempt, int) else 0)]
 
     def _on_holder(self, holder: int, message: Message) -> list[Outbound]:
@@ -719,8 +723,6 @@ class JoinService:
 
     def _on_join(self, peer: str, hello: Hello) -> list[Outbound]:
         name, terms = hello.region, self.terms
-        if self.failure is not None and self.stage is Stage.GATHERING:
-            raise JoinRefusedError(f"run '{terms.name}' has failed: {self.failure.message}")
         if peer != rank_name(name, hello.rank):
             raise FrameError(f"'{peer}' describes itself as rank {hello.rank} of '{name}'")
         if name not in terms.regions:

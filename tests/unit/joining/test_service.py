@@ -315,6 +315,21 @@ def test_a_holder_of_an_earlier_start_of_the_run_is_ignored() -> None:
     assert world.service.stage is Stage.STARTING and world.service.failure is None
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_region_that_comes_after_the_end_is_refused(trains: bool) -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    if trains:
+        world.start()
+        world.service.on_lost("us", "killed")
+        world.inbox.clear()
+    else:
+        world.hello("eu", 0)
+    assert [each.peer for each in world.service.on_end("it was stopped")] == ["eu#0"]
+    world.hello("us", 0, attempt=2)
+    assert [each.kind for each in world.inbox["us#0"]] == ["refused"]
+    assert world.refusals("us#0") == ["JOIN_REFUSED"]
+
+
 def test_a_gap_between_shares_is_refused() -> None:
     world = World({"eu": [WHOLE], "us": (((0, 6),), ((7, P),))})
     world.hello("eu", 0)
