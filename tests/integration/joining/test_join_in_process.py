@@ -465,7 +465,7 @@ def test_another_run_and_wrong_addresses(tmp_path: Path) -> None:
         write_credentials(forged, REGIONS)  # with the run's id
         with pytest.raises(ServerLostError, match=r"no run has answered at .*PEER_REFUSED"):
             join(address, region="eu", credentials=forged / "eu.pem", wait_s=1.0)
-    with pytest.raises(ServerLostError, match=r"no run has answered at 127\.0\.0\.1:1"):
+    with pytest.raises(ServerLostError, match=r"no run has answered at geo-ray://127\.0\.0\.1:1"):
         join("geo-ray://127.0.0.1:1", region="eu", credentials=pem, wait_s=1.0)
 
 
