@@ -44,7 +44,7 @@ UNREACHED: Final = "unreached"
 """Message of a rank: the holders that it has no connection to, and why."""
 _LOOK_S: Final = 0.5
 _LOOK: Final = -1  # in place of an attempt: a connection to a holder has changed
-_BEGIN: Final = -2  # a training begins, whose server knows of no missing connection
+_BEGIN: Final = -2  # a training begins, whose server may know of other connections
 
 
 class ServerLink:
@@ -123,7 +123,8 @@ class ServerLink:
             self._await_connected(words, timeout_s)
         finally:
             self._holders = names
-            self._events.put(_BEGIN)
+            if names:
+                self._events.put(_BEGIN)
 
     def _await_connected(self, words: Mapping[str, str], timeout_s: float) -> None:
         """Wait until processes are connected.
@@ -249,7 +250,7 @@ class ServerLink:
         while (event := self._next_event()) is not None:
             with suppress(LinkDownError):  # closed
                 if event == _BEGIN:
-                    self._reported = set()
+                    self._reported = None
                 elif event != _LOOK:
                     log.warning("another process serves the run now (term %d)", event)
                     self._resume()

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Generator
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,11 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from geo_ray.base.errors import EndpointListError, FrameError, InvariantError
+from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook, EndpointList, SignedEndpoints
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
-from geo_ray.joining.link import RECEIVED, REPLACED
+from geo_ray.joining.link import RECEIVED, REPLACED, ServerLink
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
-from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
+from geo_ray.joining.protocol import (
+    Hello,
+    Outbound,
+    Welcome,
+    holder_name,
+    payload_of,
+    rank_name,
+)
 from geo_ray.joining.rank import STRATEGIES, JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.replication import (
     BeginSave,
@@ -35,9 +44,10 @@ from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.service import Stage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import as_tensor, payload_bytes, read_reply, update_meta
+from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.security.certs import Authority
 from geo_ray.transport.wire.message import CONTROL, DATA, LANES, Message
-from tests.support.join_support import terms
+from tests.support.join_support import WAIT_S, terms
 
 LAYOUT = Layout.of(nn.Linear(5, 2))
 P = LAYOUT.size
@@ -450,6 +460,42 @@ def test_other_lists_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(EndpointListError, match=message):
         book.take(data)
     assert book.newest == signed(2).list
+
+
+class Link(ServerLink):
+    """A link whose missing connections are given, and whose messages are kept."""
+
+    def __init__(self) -> None:
+        self.away: dict[int, str] = {}
+        self.kept: SimpleQueue[Message] = SimpleQueue()
+        own = JoinCredentials("eu", "run", bytes(32), AUTHORITY.issue("eu"))
+        book = EndpointBook("run", AUTHORITY.cert_pem, GIVEN)
+        ServerLink.__init__(self, "eu#0", 1, own, book, lambda *_: None, None)
+
+    @property
+    def lacking(self) -> dict[int, str]:
+        return self.away
+
+    def send(self, message: Message, deadline_s: float | None = None) -> None:
+        self.kept.put(message)
+
+
+def test_a_training_begins_with_a_report_of_missing_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its server may have the report of a connection that has returned since."""
+    for name in ("connect", "wait_connected"):
+        monkeypatch.setattr(Endpoint, name, lambda *_: None)
+    link = Link()
+    try:
+        link.away = {1: "refused"}
+        link._on_server(holder_name(1), 1, False)
+        assert link.kept.get(timeout=WAIT_S).meta["holders"] == [1]
+        link.away = {}
+        link.connect_holders([GIVEN], WAIT_S)
+        assert link.kept.get(timeout=WAIT_S).meta["holders"] == []
+    finally:
+        link.close(0.0)
 
 
 @pytest.mark.parametrize("kind", ["sma", "diloco"])
