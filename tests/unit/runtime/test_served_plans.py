@@ -241,6 +241,19 @@ def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:
     assert not told and not averagers.asked and not plans.news()
 
 
+def test_plans_count_local_steps_and_averagers_count_exchanged_ones() -> None:
+    """A worker of `halos` makes four local steps before each step that the averager counts."""
+    averagers = Averagers()
+    strategy = json.dumps({"kind": "halos", "local_steps": 4})
+    experiment = load_tree(CONFIG, [f"strategy={strategy}", "plan=null"], Experiment)
+    policy = ReplanPolicy(0.0, 0.0)
+    plans = ServedPlans(experiment, cast(Any, averagers), None, lambda _: None, policy)
+    plans.set_interval(12)
+    plans.set_interval(3)
+    plans.close()
+    assert averagers.asked == [("set_interval", 3), ("set_interval", 1)]
+
+
 def test_only_runs_of_groups_can_follow_a_plan() -> None:
     joined = [*GROUPS[:2], {"name": "asia", "join": True}]
     sets = [f"regions={json.dumps(joined)}"]
