@@ -389,7 +389,8 @@ class JoinService:
             f"the run continues without region '{region}': {cause}",
             fix="Start its loop again, where it reaches the run's address and all its holders.",
         )
-        return self._gated(self._refuse(region, error) + self._on_lost(region, cause))
+        told = [] if self._has_ended else self._refuse(region, error)
+        return self._gated(told + self._on_lost(region, cause))
 
     def check_held(self, longest_s: float) -> list[Outbound]:
         """End the run if it has waited too long for enough regions.

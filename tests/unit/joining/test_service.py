@@ -371,6 +371,7 @@ def test_ranks_that_were_told_to_leave_get_nothing_else() -> None:
     _state(world, "eu#0", 1.0)
     assert world.service.stage is Stage.DONE
     assert world.deliver("eu#0", first) == []
+    assert world.service.lose("eu", "it has left") == []
     assert world.refusals("eu#0") == []
 
 
