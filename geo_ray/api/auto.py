@@ -23,9 +23,9 @@ from typing import Final, cast
 
 import torch
 
-from geo_ray.base.canonical import sha256_hex
+from geo_ray.base.canonical import JSONValue, sha256_hex
 from geo_ray.base.errors import ConfigError, NonFiniteError
-from geo_ray.base.load import checked, load_text, load_tree
+from geo_ray.base.load import checked, load_text
 from geo_ray.base.overrides import apply_overrides
 from geo_ray.base.types import Span
 from geo_ray.base.user_section import context
@@ -34,6 +34,7 @@ from geo_ray.data.tasks.base import Columns, SelfContained, Task, num_rows
 from geo_ray.data.tasks.checked_calls import checked_dataset
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import AutoConfig, Experiment
+from geo_ray.experiment.regions import loop_problems
 from geo_ray.planner.advisor import Choice, Family, Situation, advise, candidates, explain, sections
 from geo_ray.runs.build import model_start, parameter_count, use_one_thread
 from geo_ray.runs.data import prepare_manifest
@@ -90,6 +91,7 @@ def load_experiment(
     *,
     base_dir: Path | None = None,
     may_change: Collection[str] = (),
+    loads_loops: bool = False,
 ) -> tuple[Experiment, Advice | None]:
     """Read a configuration; complete it if its strategy is ``auto``.
 
@@ -98,6 +100,7 @@ def load_experiment(
         overrides: as for ``--set``.
         base_dir: base of relative paths; default: the file's directory.
         may_change: as for `load_tree`.
+        loads_loops: execute the files of loops, and report those that cannot be loaded.
 
     Returns:
         The experiment, and the advice if the strategy was ``auto``.
@@ -108,26 +111,27 @@ def load_experiment(
     text = read_text(path)
     tree = apply_overrides(parse_yaml(text, str(path)), overrides)
     keys = tree.value if isinstance(tree.value, dict) else {}
-    strategy = keys.get("strategy")
-    if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
-        known = load_tree(path, overrides, Experiment, base_dir=base_dir, may_change=may_change)
-        return known, None
-    wanted = checked(tree, AutoConfig, str(path), "strategy")
+    strategy, regions = keys.get("strategy"), keys.get("regions")
     base_dir = path.parent if base_dir is None else base_dir
+    found = loop_problems(regions, base_dir) if loads_loops else {}
     where = context(base_dir, may_change=may_change)
+    if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
+        return load_text(text, overrides, Experiment, str(path), where=where, found=found), None
+    wanted = checked(tree, AutoConfig, str(path), "strategy")
     if keys.get("codec"):
         raise ConfigError(
             f"{path}: strategy auto chooses the codec too, but `codec` is given",
             fix="Omit `codec`, or choose a strategy.",
         )
-    plain = [*overrides, "strategy={kind: bsp}"]
-    known = load_text(text, plain, Experiment, str(path), where=where)
+    synchronous = "{kind: sma, interval: 1}" if _is_served(regions) else "{kind: bsp}"
+    plain = [*overrides, f"strategy={synchronous}"]
+    known = load_text(text, plain, Experiment, str(path), where=where, found=found)
     situation = measure(known, wanted, base_dir)
     trial, vetoed, notes = ChoiceTrial(known, base_dir), list[tuple[Family, int]](), list[str]()
     while True:
         choice = advise(situation, vetoed)
-        found = sections(choice, situation)
-        chosen = [f"{key}={json.dumps(value)}" for key, value in found.items() if value]
+        chosen_sections = sections(choice, situation)
+        chosen = [f"{key}={json.dumps(value)}" for key, value in chosen_sections.items() if value]
         experiment = load_text(text, [*overrides, *chosen], Experiment, str(path), where=where)
         is_good, note = trial.run(experiment, choice)
         notes.append(note)
@@ -136,6 +140,14 @@ def load_experiment(
         vetoed += [(choice.family, choice.interval)]
         if len(vetoed) >= _MOST_VETOES:  # the trials compare with synchronous training
             vetoed += [(c.family, c.interval) for c in candidates(situation) if c.interval > 1]
+
+
+def _is_served(regions: JSONValue) -> bool:
+    """Return whether a region joins or is a group, so that `bsp` does not fit."""
+    return isinstance(regions, list) and any(
+        isinstance(region, dict) and (region.get("join") or region.get("group") is not None)
+        for region in regions
+    )
 
 
 class ChoiceTrial:

@@ -42,7 +42,7 @@ from geo_ray.runs.start_checks import (
     metrics_there,
     warn_at_start,
 )
-from geo_ray.runtime.run_start import check_loops, check_sharding
+from geo_ray.runtime.run_start import check_sharding
 from geo_ray.runtime.spec import demand_of, demands_of
 from geo_ray.storage.uri import is_s3
 from geo_ray.telemetry.export.exporters import check_exports
@@ -199,8 +199,6 @@ def check_run(
         _check_gpus(experiment, here.accelerators or 0)
         use_one_thread()
         num_params, rows = None, {}
-        if experiment.is_served:
-            check_loops(experiment, source.parent)
         if own := experiment.task_regions:
             trained = experiment.model_copy(update={"regions": own})
             task = load_task(trained.task, source.parent)

@@ -171,7 +171,7 @@ def checked_run(
         if emulated:
             overrides = (*overrides, *emulation_of(plan))
         notify(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD predicted by the plan")
-    experiment, advice = load_experiment(config, overrides)
+    experiment, advice = load_experiment(config, overrides, loads_loops=not emulated)
     for note in override_notes(config, overrides):
         _log.warning("%s", note)
     if advice is not None:
@@ -454,6 +454,20 @@ def serve(
         ConfigError: a region does not join.
         GeoRayError: the run ends early; the class states the cause.
     """
+    check_joins(config, overrides, base_dir)
+    return train(
+        config, overrides, on_event=on_event, progress=progress, base_dir=base_dir, detach=detach
+    )
+
+
+def check_joins(
+    config: Config, overrides: Overrides = (), base_dir: FilePath | None = None
+) -> None:
+    """Check that all regions of a configuration join; executes no loops.
+
+    Raises:
+        ConfigError: a region does not join, or the configuration is invalid.
+    """
     experiment, _ = load_experiment(source_of(config, base_dir), override_items(overrides))
     if not experiment.is_served or experiment.groups:
         names = ", ".join(region.name for region in experiment.groups)
@@ -463,9 +477,6 @@ def serve(
             else "regions: no region of this configuration joins",
             fix="Use `geo-ray train`, or set `join: true` for each region.",
         )
-    return train(
-        config, overrides, on_event=on_event, progress=progress, base_dir=base_dir, detach=detach
-    )
 
 
 def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:

@@ -237,9 +237,13 @@ def explain(
         if text not in problems.setdefault(path, []):
             problems[path].append(text)
     return [
-        f"{dotted((*under, *path))}{_origin((*under, *path), origins)}: {'; '.join(texts)}"
-        for path, texts in problems.items()
+        problem_line((*under, *path), "; ".join(texts), origins) for path, texts in problems.items()
     ]
+
+
+def problem_line(path: KeyPath, text: str, origins: Mapping[KeyPath, str]) -> str:
+    """Return a line with a key, its origin and its problem."""
+    return f"{dotted(path)}{_origin(path, origins)}: {text}"
 
 
 def _each_problem(error: ValidationError) -> Iterator[Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from geo_ray.base.canonical import JSONValue, canonical_json, sha256_hex
 from geo_ray.base.errors import ConfigError, GeoRayError, RunDirectoryError
-from geo_ray.base.explain import dotted, explain, keys_in
+from geo_ray.base.explain import dotted, explain, keys_in, problem_line
 from geo_ray.base.overrides import applied_keys, apply_overrides
 from geo_ray.base.user_section import context
 from geo_ray.base.yaml import (
@@ -104,6 +105,7 @@ def load_tree(
     base_dir: Path | None = None,
     may_change: Collection[str] = (),
     read_only: bool = False,
+    found: Mapping[KeyPath, str] = MappingProxyType({}),
 ) -> T:
     """Read a configuration file.
 
@@ -115,6 +117,7 @@ def load_tree(
         base_dir: base of relative paths to custom classes; default: the file's directory.
         may_change: as for `geo_ray.base.user_section.context`.
         read_only: import no custom classes; see `geo_ray.base.user_section.context`.
+        found: problems that the caller has found, by key; reported with the others.
 
     Raises:
         ConfigError: names the file and every wrong key; no other error escapes.
@@ -125,7 +128,7 @@ def load_tree(
         may_change=may_change,
         read_only=read_only,
     )
-    return load_text(read_text(path), overrides, root, str(path), advice, where)
+    return load_text(read_text(path), overrides, root, str(path), advice, where, found)
 
 
 def load_text(
@@ -135,6 +138,7 @@ def load_text(
     source: str,
     advice: str | None = None,
     where: Mapping[str, Any] | None = None,
+    found: Mapping[KeyPath, str] = MappingProxyType({}),
 ) -> T:
     """Read a configuration from text; see `load_tree`.
 
@@ -145,6 +149,7 @@ def load_text(
         source: name of the text in messages.
         advice: as for `load_tree`.
         where: `geo_ray.base.user_section.context`, if there may be custom classes.
+        found: as for `load_tree`.
     """
     tree = parse_yaml(text, source)
     if tree.value is None:
@@ -163,7 +168,7 @@ def load_text(
             fix="Write `key: value` on each line; configs/quickstart.yaml is a complete example.",
         )
     tree = apply_overrides(tree, overrides)
-    return checked(tree, root, source, advice=advice, where=where)
+    return checked(tree, root, source, advice=advice, where=where, found=found)
 
 
 def override_notes(path: ConfigSource, overrides: Sequence[str]) -> list[str]:
@@ -183,6 +188,7 @@ def checked(
     section: str | None = None,
     advice: str | None = None,
     where: Mapping[str, Any] | None = None,
+    found: Mapping[KeyPath, str] = MappingProxyType({}),
 ) -> T:
     """Validate a tree, or one section of it.
 
@@ -193,19 +199,26 @@ def checked(
         section: the key of the section; None for the whole tree.
         advice: as for `load_tree`.
         where: as for `load_text`.
+        found: as for `load_tree`.
 
     Raises:
         ConfigError: names every wrong key.
     """
     under: KeyPath = () if section is None else (section,)
     value = tree.value.get(section) if section and isinstance(tree.value, dict) else tree.value
+    lines: list[str] = []
+    sections: list[str] = []
     try:
-        return root.model_validate_json(json.dumps(value, allow_nan=False), context=where)
+        valid = root.model_validate_json(json.dumps(value, allow_nan=False), context=where)
+        if not found:
+            return valid
     except ValidationError as error:
-        lines = explain(error, root, tree.origins, under)
-        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-        fix = advice or _advice(len(lines), keys_in(error, root))
-        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=fix) from None
+        lines, sections = explain(error, root, tree.origins, under), keys_in(error, root)
+    lines += [problem_line(path, text, tree.origins) for path, text in found.items()]
+    sections = list(dict.fromkeys([*sections, *(str(path[0]) for path in found)]))
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    fix = advice or _advice(len(lines), sections)
+    raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=fix)
 
 
 def _advice(problems: int, sections: Sequence[str]) -> str:

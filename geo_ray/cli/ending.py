@@ -1,11 +1,13 @@
-"""Output at the end of a run: the final table and the paths of its files."""
+"""Output at the end of a run, or of its check: tables, and the paths of files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from shlex import quote
 
 from rich.console import Console
 
+from geo_ray.api.check import check_run, needs_table
 from geo_ray.api.run import Run
 from geo_ray.api.train import short_path
 from geo_ray.cli.say import say
@@ -33,3 +35,16 @@ def show_detached(run: Run) -> None:
     path = short_path(run.path)
     for does, verb in (("watch it", "train --resume"), ("look", "status"), ("stop it", "stop")):
         say(f"{does:<9}geo-ray {verb} {path}")
+
+
+def show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None = None) -> None:
+    """Check a run that is not started, and print the resources that it needs.
+
+    Raises:
+        GeoRayError: the run could not start.
+    """
+    found = check_run(config, overrides, plan=plan_file, progress=True)
+    Console().print(needs_table(found))
+    kind = found.experiment.cluster.kind
+    where = "a local cluster would be started" if kind == "local" else "the cluster was not queried"
+    say(f"{found.size}; nothing was started, {where}")

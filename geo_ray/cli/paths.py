@@ -134,21 +134,29 @@ def run_directory(_: click.Context, __: click.Parameter, path: RunRef | None) ->
     )
 
 
-def check_config(path: Path, overrides: Sequence[str]) -> None:
+def check_config(path: Path, overrides: Sequence[str], *, loads_loops: bool = False) -> None:
     """Check a configuration before Ray is imported, and its YAML before PyTorch is imported.
+
+    Args:
+        path: file of the configuration.
+        overrides: as for ``--set``.
+        loads_loops: execute the files of loops, and report those that cannot be loaded.
 
     Raises:
         ConfigError: the configuration is invalid.
     """
-    strategy = _keys_of(path, overrides).get("strategy")
+    keys = _keys_of(path, overrides)
+    strategy = keys.get("strategy")
     if isinstance(strategy, dict) and strategy.get("kind") == "auto":
         return  # it is completed by measurements first
     loading("torch", "geo_ray.experiment.experiment")
     from geo_ray.base.load import load_tree
     from geo_ray.experiment.experiment import Experiment
+    from geo_ray.experiment.regions import loop_problems
 
     with ticking(f"loading {path}", _say):
-        load_tree(path, overrides, Experiment)
+        found = loop_problems(keys.get("regions"), path.parent) if loads_loops else {}
+        load_tree(path, overrides, Experiment, found=found)
 
 
 def check_search(path: Path, overrides: Sequence[str]) -> TuningConfig:
@@ -227,6 +235,13 @@ plan_option = click.option(
     type=click.Path(path_type=Path),
     callback=config_file,
     help="Use a plan of `geo-ray plan --out`: workers, batches, averager, interval and codec.",
+)
+
+
+dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything that needs no cluster; start nothing.",
 )
 
 

@@ -11,6 +11,7 @@ from geo_ray.cli.paths import (
     RunReference,
     check_config,
     config_file,
+    dry_run_option,
     loading,
     plan_option,
     run_directory,
@@ -47,11 +48,7 @@ from geo_ray.cli.paths import (
 )
 @plan_option
 @steps_hint
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Check everything that needs no cluster; start nothing.",
-)
+@dry_run_option
 @click.option(
     "--detach",
     is_flag=True,
@@ -83,10 +80,12 @@ def train(
     if dry_run and resume_dir is not None:
         raise click.UsageError("--dry-run checks a new run: omit --resume")
     if config is not None and resume_dir is None:
-        check_config(config, overrides)
+        check_config(config, overrides, loads_loops=True)
     loading("torch", "ray", "geo_ray.api.check" if dry_run else "geo_ray.api.train")
     if dry_run and config is not None:
-        _show_check(config, overrides, plan_file)
+        from geo_ray.cli.ending import show_check
+
+        show_check(config, overrides, plan_file)
         return
     import geo_ray
     from geo_ray.cli.ending import show_detached, show_end
@@ -105,15 +104,3 @@ def train(
         show_detached(run)
     else:
         show_end(run)
-
-
-def _show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None) -> None:
-    from rich.console import Console
-
-    from geo_ray.api.check import check_run, needs_table
-
-    found = check_run(config, overrides, plan=plan_file, progress=True)
-    Console().print(needs_table(found))
-    kind = found.experiment.cluster.kind
-    where = "a local cluster would be started" if kind == "local" else "the cluster was not queried"
-    click.echo(f"{found.size}; nothing was started, {where}")

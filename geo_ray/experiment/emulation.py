@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -51,32 +51,30 @@ class EmulateConfig(StrictModel):
     )
     stalls: StallsConfig | None = Field(None, description="random stalls of workers")
 
-    def check(self, workers: Mapping[str, int]) -> None:
-        """Check the section against the run.
+    def problems(self, workers: Mapping[str, int]) -> Iterator[str]:
+        """Yield links and regions that are unknown, and wrong numbers of speeds.
 
         Args:
             workers: number of workers by region.
-
-        Raises:
-            ValueError: a link or region is unknown, or the number of speeds is wrong.
         """
         pairs = [(link.src, link.dst) for link in self.links]
         for i, (src, dst) in enumerate(pairs):
             for end, name in (("src", src), ("dst", dst)):
-                _check_known(f"emulate.links.{i}.{end}", name, workers)
+                if name not in workers:
+                    yield no_such_region(f"emulate.links.{i}.{end}", name, workers)
             if src == dst:
-                raise ValueError(
-                    f"emulate.links.{i}: source and destination must be different regions"
-                )
+                yield f"emulate.links.{i}: source and destination must be different regions"
             if (src, dst) in pairs[:i]:
-                raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
+                yield f"emulate.links.{i}: {src} to {dst} is given more than once"
         for name in self.step_s_by_region:
-            _check_known(f'emulate.step_s_by_region."{name}"', name, workers)
+            if name not in workers:
+                yield no_such_region(f'emulate.step_s_by_region."{name}"', name, workers)
         for name, speeds in self.rows_per_s_by_region.items():
             where = f'emulate.rows_per_s_by_region."{name}"'
-            _check_known(where, name, workers)
-            if len(speeds) not in (1, workers[name]):
-                raise ValueError(
+            if name not in workers:
+                yield no_such_region(where, name, workers)
+            elif len(speeds) not in (1, workers[name]):
+                yield (
                     f"{where}: {len(speeds)} speeds for {workers[name]} workers: give one for "
                     "all, or one each"
                 )
@@ -99,11 +97,6 @@ class EmulateConfig(StrictModel):
         if self.stalls is None:
             return 1.0
         return self.stalls.factor if random.Random(key).random() < self.stalls.fraction else 1.0
-
-
-def _check_known(where: str, name: str, workers: Mapping[str, int]) -> None:
-    if name not in workers:
-        raise ValueError(no_such_region(where, name, workers))
 
 
 def emulated_links(

@@ -5,8 +5,8 @@ The same file trains, simulates and resumes. Also defines the `strategy: {kind: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, ParamSpec, Self
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -21,9 +21,16 @@ from geo_ray.experiment.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.experiment.emulation import EmulateConfig, emulated_links
 from geo_ray.experiment.provider import ProviderConfig
 from geo_ray.experiment.recorded import RunConfig
-from geo_ray.experiment.regions import Name, RegionConfig, check_device, no_such_region, with_copies
+from geo_ray.experiment.regions import (
+    Name,
+    RegionConfig,
+    device_problems,
+    no_such_region,
+    with_copies,
+)
+from geo_ray.joining.rank import strategy_problems
 from geo_ray.planner.config import PlanConfig
-from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards
+from geo_ray.strategies.config import AnyStrategy, CodecConfig, shards_problems
 from geo_ray.telemetry.export.base import ObserveConfig
 from geo_ray.training.config import (
     AUTO,
@@ -32,10 +39,10 @@ from geo_ray.training.config import (
     MembersConfig,
     TrainConfig,
 )
-from geo_ray.training.optimizers import OptimizerConfig, Sgd, check_optimizer
+from geo_ray.training.optimizers import OptimizerConfig, Sgd, optimizer_problems
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation import LinkSpec
-from geo_ray.transport.overlay.config import AnyOverlay, StarOverlay, check_overlay
+from geo_ray.transport.overlay.config import AnyOverlay, StarOverlay, overlay_problems
 from geo_ray.transport.uploads import TransfersConfig
 
 
@@ -163,20 +170,6 @@ def _without_effect(section: StrictModel, allowed: frozenset[str]) -> dict[str, 
     return {name: each for name, each in defaults.items() if getattr(section, name) != each}
 
 
-_Checked = ParamSpec("_Checked")
-
-
-def _problem(
-    check: Callable[_Checked, None], *arguments: _Checked.args, **options: _Checked.kwargs
-) -> list[str]:
-    """Return the problem that a check of a section raises, if it does."""
-    try:
-        check(*arguments, **options)
-    except ValueError as error:
-        return [str(error)]
-    return []
-
-
 class Experiment(StrictModel):
     """The configuration of a run. The same file trains, simulates and resumes."""
 
@@ -213,15 +206,15 @@ class Experiment(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Report all problems of the regions and of unsupported keys, then those of sections."""
+        """Report all problems; those between sections only if the names of regions are valid."""
         mixed = self._mixed()
         if mixed:
             raise ValueError(mixed)
         supported, found = self._supported() if self.is_served else (self, [])
-        wrong = [*self._region_problems(), *supported._name_problems()]
-        found += wrong
-        if not wrong and not only_recorded(self.strategy, self.codec.up, self.codec.down):
-            found += supported._section_problems()
+        own, names = self._own_section_problems(), supported._name_problems()
+        found += [*names, *self._region_problems(), *own.values()]
+        if not names and not only_recorded(self.strategy, self.codec.up, self.codec.down):
+            found += supported._section_problems(own)
         if found:
             raise ProblemsError(found)
         return self
@@ -241,14 +234,11 @@ class Experiment(StrictModel):
         )
 
     def _region_problems(self) -> list[str]:
-        """Return the problems of names, and of keys that depend on the kind of the regions."""
-        found, names = [], [region.name for region in self.regions]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            found.append(f"regions: {', '.join(twice)} is listed more than once")
+        """Return the problems of keys that depend on the kind of the regions."""
+        found = []
         if self.serve is not None and not self.is_served:
             found.append("serve: no region joins; set `join: true` or `group` for each")
-        reserved = [name for name in names if name.startswith(_RESERVED)]
+        reserved = [name for name in self.region_names if name.startswith(_RESERVED)]
         if self.is_served and reserved:
             found.append(
                 f"regions: '{reserved[0]}': names that begin with '{_RESERVED}' are those of the "
@@ -258,22 +248,29 @@ class Experiment(StrictModel):
             found.append(
                 "checkpoint.every_rounds: only where regions join or are groups; set every_s"
             )
+        return found
+
+    def _own_section_problems(self) -> dict[str, str]:
+        """Return the problems of sections that only runs without loops of users have, by name."""
+        found = {}
         is_needed = any(region.trains_task for region in self.regions)
         for name in _OWN_SECTIONS:
             is_given = name in self.model_fields_set
             if not is_given and is_needed:
-                found.append(f"{name}: missing; it is required")
+                found[name] = f"{name}: missing; it is required"
             is_default = getattr(self, name) == type(self).model_fields[name].default
             if is_given and not is_needed and not is_default:
                 joining = "regions that join have their own, and so have groups"
                 whose = "groups" if self._has_only_groups else joining
-                found.append(f"{name}: {whose} with a `loop`; omit it")
+                found[name] = f"{name}: {whose} with a `loop`; omit it"
         return found
 
     def _name_problems(self) -> list[str]:
-        """Return the keys that name a region which does not exist."""
+        """Return names of regions that are not unique, and keys that name no region."""
         names = self.region_names
-        return [
+        twice = sorted({name for name in names if names.count(name) > 1})
+        found = [f"regions: {', '.join(twice)} is listed more than once"] if twice else []
+        return found + [
             no_such_region(at, name, names) for at, name in self._mentions() if name not in names
         ]
 
@@ -291,9 +288,9 @@ class Experiment(StrictModel):
         ]
         changes: dict[str, Any] = {}
         for name, allowed in _SERVED.items():
-            if name == "plan" and self._has_only_groups:
+            if name == "plan" and self.knows_task:
                 continue
-            if name == "members" and self._has_only_groups:
+            if name == "members" and self.knows_task:
                 allowed |= {"follow_plan"}
             if name == "train":
                 allowed |= _GROUP_TRAIN if self.groups else frozenset()
@@ -304,7 +301,7 @@ class Experiment(StrictModel):
                 found += [f"{name}.{key}: {advice}" for key in unused]
                 changes[name] = value.model_copy(update=unused)
             elif value != default:
-                found.append(_JOINED_PLAN if name == "plan" else f"{name}: {advice}")
+                found.append(self._plan_problem if name == "plan" else f"{name}: {advice}")
                 changes[name] = default
         if self.train.keep_best is not None and self.train.patience is not None:
             watched = "`train.patience` watches the metric of `train.target`, else `loss`"
@@ -320,62 +317,90 @@ class Experiment(StrictModel):
             changes["averager"] = changes["averager"].model_copy(update={"standby": AUTO})
         return self.model_copy(update=changes), found
 
-    def _section_problems(self) -> list[str]:
-        """Check every section against the sections that it depends on."""
+    @property
+    def _plan_problem(self) -> str:
+        """Why a run with loops of users has no section `plan`."""
+        if any(region.join for region in self.regions):
+            return _JOINED_PLAN
+        own = [region.name for region in self.groups if not region.trains_task]
+        have = "has a training loop of its own" if len(own) == 1 else "have a training loop each"
+        return (
+            f"plan: {', '.join(own)} {have}, so the size of the model and the rows of a step are "
+            "unknown before the run, and it cannot be planned; omit it"
+        )
+
+    def _section_problems(self, wrong: Collection[str]) -> Iterator[str]:
+        """Yield problems of sections with those that they depend on.
+
+        Args:
+            wrong: sections that are missing, or may not be there.
+        """
         strategy, codec, averager = self.strategy, self.codec, self.averager
         workers = {region.name: region.workers for region in self.regions}
         shards = {region.name: region.ps_shards for region in self.regions}
         has_standby, has_transfers = averager.standby is not None, self.transfers is not None
         hosts = (self.averager_region, averager.standby)
         is_even = not any(region.batch_sizes for region in self.regions)
-        found: list[str] = []
-        if self.emulate is not None:
-            found += _problem(self.emulate.check, workers)
         kind = self.overlay.kind
-        found += _problem(check_overlay, self.overlay, self.region_names, strategy, codec)
-        found += _problem(averager.check, self.averager_region, kind, strategy, codec)
+        if self.is_served:
+            yield from self._loop_problems()
+        if self.emulate is not None:
+            yield from self.emulate.problems(workers)
+        yield from overlay_problems(self.overlay, self.region_names, strategy, codec)
+        yield from averager.problems(self.averager_region, kind, strategy, codec)
         if self.transfers is not None:
-            found += _problem(self.transfers.check, strategy, codec, has_standby=has_standby)
-        found += _problem(
-            self.members.check, shards, hosts, kind, codec, has_transfers=has_transfers
-        )
-        found += _problem(codec.check, strategy, len(workers))
-        found += _problem(check_shards, strategy, shards)
-        needed = strategy.traits.region.needs_optimizer if len(workers) > 1 else None
-        found += _problem(check_optimizer, self.optimizer, shards, needed)
-        found += _problem(self.train.check, strategy, workers, even=is_even)
-        if self.optimizer.kind == "task":
-            found += _problem(self._check_task_steps, workers)
+            yield from self.transfers.problems(strategy, codec, has_standby=has_standby)
+        yield from self.members.problems(shards, hosts, kind, codec, has_transfers=has_transfers)
+        yield from codec.problems(strategy, len(workers))
+        yield from shards_problems(strategy, shards)
+        if "optimizer" not in wrong:
+            needed = strategy.traits.region.needs_optimizer if len(workers) > 1 else None
+            yield from optimizer_problems(self.optimizer, shards, needed)
+            if self.optimizer.kind == "task":
+                yield from self._task_steps_problems(workers)
+        yield from self.train.problems(strategy, workers, even=is_even)
         fewest = min(
             (min(r.batch_sizes or (self.data.batch_size,)) for r in self.task_regions),
             default=self.train.accumulate,
         )
-        if self.train.accumulate > fewest:
-            found.append(
+        if self.train.accumulate > fewest and "data" not in wrong:
+            yield (
                 f"train.accumulate: {self.train.accumulate} micro-batches, but a worker has "
                 f"{fewest} rows per step: set at most that, or raise data.batch_size"
             )
-        found += _problem(check_device, self.device, self.regions)
-        return found + _problem(self.run.check, keeps_best=self.train.keep_best is not None)
+        yield from device_problems(self.device, self.regions)
+        yield from self.run.problems(keeps_best=self.train.keep_best is not None)
 
-    def _check_task_steps(self, workers: Mapping[str, int]) -> None:
-        """Refuse what does not fit steps that the task makes."""
+    def _loop_problems(self) -> Iterator[str]:
+        """Yield why the strategy does not fit regions that join or are groups."""
+        strategy = self.strategy
+        yield from strategy_problems(strategy)
+        is_endless = self.served_at.rows is None and not self.knows_task
+        if strategy.traits.region.ends_by_total_rows and is_endless:
+            yield (
+                f"serve.rows: missing; strategy {strategy.kind} ends by rows, and the loops have "
+                "the data: set it to the rows that all regions train on together"
+            )
+
+    def _task_steps_problems(self, workers: Mapping[str, int]) -> Iterator[str]:
+        """Yield what does not fit steps that the task makes."""
         where, strategy = "optimizer.kind: task", self.strategy
         if self.groups:
-            raise ValueError(f"{where}: groups have a `loop` for own optimizers: set it")
+            yield f"{where}: groups have a `loop` for own optimizers: set it"
+            return
         for name, count in workers.items():
             if count > 1:
-                raise ValueError(
+                yield (
                     f"{where}: the task makes its steps in one worker per region, and {name} has "
                     f"{count}: set workers: 1"
                 )
         for key in ("stragglers", "elastic"):
             if getattr(self.train, key) is not None:
-                raise ValueError(f"{where}: train.{key} needs several workers: remove the section")
+                yield f"{where}: train.{key} needs several workers: remove the section"
         if self.train.mode == "async":
-            raise ValueError(f"{where}: train.mode async sends every gradient: use sync")
+            yield f"{where}: train.mode async sends every gradient: use sync"
         if len(workers) > 1 and not strategy.traits.region.local_optimizer:
-            raise ValueError(
+            yield (
                 f"{where}: '{strategy.kind}' does more with a gradient than a local step: use a "
                 "strategy with local training, such as diloco or sma"
             )

@@ -6,7 +6,7 @@ It imports neither PyTorch nor user code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -52,16 +52,10 @@ class RunConfig(StrictModel):
                 raise ValueError(f"`dir`: {error.message}") from None
         return self
 
-    def check(self, *, keeps_best: bool) -> None:
-        """Reject options that need a shared directory if the run's directory is in a bucket.
-
-        Raises:
-            ValueError: naming the key.
-        """
-        if not is_s3(self.dir):
-            return
-        if keeps_best:
-            raise ValueError(
+    def problems(self, *, keeps_best: bool) -> Iterator[str]:
+        """Yield options that need a shared directory if the run's directory is in a bucket."""
+        if keeps_best and is_s3(self.dir):
+            yield (
                 "train.keep_best: its candidates need a directory that all nodes share, and "
                 "run.dir is in a bucket: omit keep_best, or set run.dir to such a directory"
             )

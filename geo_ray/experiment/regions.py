@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from geo_ray.base.canonical import JSONValue
+from geo_ray.base.errors import GeoRayError, LoopFailedError
 from geo_ray.base.model import MessageWords, StrictModel
 from geo_ray.base.text import nearest_word
+from geo_ray.base.user_code import UserClass, find_function
+from geo_ray.base.yaml import KeyPath
 
 Name = Annotated[
     str,
@@ -20,6 +25,8 @@ Name = Annotated[
 """Valid name of a region or run."""
 
 _LONGEST: Final = 63
+LOOP: Final = UserClass("loop", LoopFailedError, "docs/guides/groups.md")
+"""Training loop of a user, which a group runs."""
 
 
 class NodesConfig(StrictModel):
@@ -175,21 +182,46 @@ def with_copies(regions: tuple[RegionConfig, ...]) -> tuple[RegionConfig, ...]:
     return tuple(one for region in regions for one in _copies(region))
 
 
+def loop_problems(regions: JSONValue, base_dir: Path) -> dict[KeyPath, str]:
+    """Return the problem of each loop that cannot be loaded, by its key; executes their files.
+
+    Args:
+        regions: the section as it was read, which need not be valid.
+        base_dir: base of relative paths.
+    """
+    found: dict[KeyPath, str] = {}
+    problems: dict[str, str] = {}  # by loop; "" for none
+    for index, region in enumerate(regions if isinstance(regions, list) else ()):
+        group = region.get("group") if isinstance(region, dict) else None
+        loop = group.get("loop") if isinstance(group, dict) else None
+        if not isinstance(loop, str):
+            continue
+        if loop not in problems:
+            problems[loop] = _loop_problem(loop, base_dir)
+        if problems[loop]:
+            found["regions", index, "group", "loop"] = problems[loop]
+    return found
+
+
+def _loop_problem(loop: str, base_dir: Path) -> str:
+    try:
+        find_function(loop, base_dir, LOOP)
+    except GeoRayError as error:
+        return f"{error.message}. {error.fix}"
+    return ""
+
+
 def start_command(regions: Sequence[RegionConfig]) -> str:
     """Return the command that starts a run with these regions."""
     return "geo-ray serve" if all(region.join for region in regions) else "geo-ray train"
 
 
-def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
-    """Reject a device that no worker has.
-
-    Raises:
-        ValueError: naming the key.
-    """
+def device_problems(device: str, regions: Sequence[RegionConfig]) -> Iterator[str]:
+    """Yield why workers do not have a device."""
     without = [i for i, region in enumerate(regions) if region.gpus_per_worker == 0]
     if device != "cpu" and without:
         names = ", ".join(regions[i].name for i in without)
-        raise ValueError(
+        yield (
             f"device: {device} needs gpus_per_worker above 0 in every region, and {names} "
             f"{'has' if len(without) == 1 else 'have'} 0: set for example regions.{without[0]}."
             "gpus_per_worker=1, or device=cpu"

@@ -12,7 +12,7 @@ Shape legend: S = parameters that this rank exchanges; Q = parameters of one sli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, cast
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from geo_ray.base.errors import (
     CheckpointMismatchError,
-    ConfigError,
     InvariantError,
     LoopMisuseError,
 )
@@ -40,17 +39,13 @@ STRATEGIES: Final = (
 """Strategies that train locally, and so can leave the optimizer to the loop."""
 
 
-def check_strategy(strategy: Strategy) -> None:
-    """Refuse strategies that need every gradient.
-
-    Raises:
-        ConfigError: names the strategy.
-    """
+def strategy_problems(strategy: Strategy) -> Iterator[str]:
+    """Yield why a strategy does not fit loops, which keep gradients and optimizer."""
     if strategy.kind not in STRATEGIES:
-        raise ConfigError(
+        yield (
             f"strategy.kind: '{strategy.kind}' needs every gradient of a region or its inner "
-            "optimizer, which a loop of your own keeps",
-            fix=f"Use one of {', '.join(STRATEGIES)}.",
+            "optimizer, which a loop of your own or a group keeps: use one of "
+            f"{', '.join(STRATEGIES)}"
         )
 
 

@@ -71,8 +71,8 @@ from geo_ray.joining.rank import (
     RankExchange,
     RankState,
     SliceWire,
-    check_strategy,
     states_of,
+    strategy_problems,
 )
 from geo_ray.joining.rank_saver import KINDS as SAVER_KINDS
 from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_states
@@ -469,7 +469,8 @@ class JoinedRegion:
         welcome = Welcome.read(message)
         self._connect_holders(welcome)
         terms = welcome.terms
-        check_strategy(terms.strategy)
+        for problem in strategy_problems(terms.strategy):
+            raise ConfigError(problem)
         bounds = terms.bounds_in(vector.share, layout.size)
         cutter = _Cutter(terms, layout, vector.share, ranks.region)
         slices = cutter.slices(welcome.slices)

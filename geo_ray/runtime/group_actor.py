@@ -24,8 +24,8 @@ from geo_ray.base.errors import (
     LoopFailedError,
     RankOutOfMemoryError,
 )
-from geo_ray.base.user_code import UserClass, error_summary, find_function, innermost_line
-from geo_ray.experiment.regions import GroupConfig
+from geo_ray.base.user_code import error_summary, find_function, innermost_line
+from geo_ray.experiment.regions import LOOP, GroupConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.transport.security.process_keys import SecretReceiver
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 JOIN_KEY: Final = "join"
 """Purpose of sealed credentials."""
-LOOP: Final = UserClass("loop", LoopFailedError, "docs/guides/groups.md")
 _NO_MEMORY: Final = "can't allocate memory"  # in the error of PyTorch's allocator for the CPU
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 

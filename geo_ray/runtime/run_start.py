@@ -22,7 +22,7 @@ from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.joining.rank import check_strategy
+from geo_ray.experiment.regions import LOOP
 from geo_ray.ray_cluster.demand import RegionDemand
 from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.ray_cluster.preflight import CheckedCluster, check_cluster, preflight
@@ -37,7 +37,6 @@ from geo_ray.runs.start_checks import check_evaluation, warn_at_start
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoint_upload import upload_server_of, write_run_marker
 from geo_ray.runtime.checkpoints import Saver, part_names
-from geo_ray.runtime.group_actor import LOOP
 from geo_ray.runtime.launcher import GoneRegions
 from geo_ray.runtime.policies import LossHealth
 from geo_ray.runtime.run_context import (
@@ -85,20 +84,11 @@ def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) ->
 
 
 def check_loops(experiment: Experiment, base_dir: Path) -> None:
-    """Check the strategy and the loops of a run whose regions join or are groups.
+    """Load the loops of groups.
 
     Raises:
-        GeoRayError: the run cannot start; the class says why.
+        LoopFailedError: a loop cannot be loaded.
     """
-    strategy = experiment.strategy
-    check_strategy(strategy)
-    is_endless = experiment.served_at.rows is None and not experiment.knows_task
-    if strategy.traits.region.ends_by_total_rows and is_endless:
-        raise ConfigError(
-            f"serve.rows: missing; strategy {strategy.kind} ends by rows, and the loops have the "
-            "data",
-            fix="Set serve.rows to the rows that all regions train on together.",
-        )
     for region in experiment.groups:
         if region.group is not None and region.group.loop is not None:
             find_function(region.group.loop, base_dir, LOOP)

@@ -333,7 +333,7 @@ class SimOverlay:
     """All regions' overlay nodes, and the coordinator next to the averager.
 
     Args:
-        experiment: experiment with a valid ``overlay``, see `check_overlay`.
+        experiment: experiment with a valid ``overlay``, see `overlay_problems`.
         num_params: P.
         network: links.
         scheduler: virtual time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,42 +88,40 @@ class CodecConfig(StrictModel):
             return self.last_error
         return _ERROR_IN_ROUNDS if strategy.traits.in_rounds else _ERROR_ONE_BY_ONE
 
-    def check(self, strategy: Strategy, num_regions: int) -> None:
-        """Refuse codecs that do not fit a strategy, or a strategy without its codec.
+    def problems(self, strategy: Strategy, num_regions: int) -> Iterator[str]:
+        """Yield why codecs do not fit a strategy, or that it lacks its codec.
 
         Args:
             strategy: the run's.
             num_regions: of the run.
-
-        Raises:
-            ValueError: naming the key.
         """
         if self.down is not None and self.down.traits.up_only:
-            raise ValueError(f"codec.down: {self.down.kind} is for codec.up only")
+            yield f"codec.down: {self.down.kind} is for codec.up only"
         for direction, codec in (("up", self.up), ("down", self.down)):
             if codec is not None:
-                _check_codec(f"codec.{direction}", codec, strategy)
+                yield from _codec_problems(f"codec.{direction}", codec, strategy)
         needed = strategy.traits.region.needs_codec
         if needed is not None and self.up is None and num_regions > 1:
-            raise ValueError(
+            yield (
                 f"codec.up: strategy '{strategy.kind}' requires a codec: set one, "
                 f"such as {{kind: {needed}}}"
             )
 
 
-def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
-    """Refuse one codec."""
+def _codec_problems(key: str, codec: Codec, strategy: Strategy) -> Iterator[str]:
+    """Yield why one codec does not fit."""
     own, traits, name = codec.traits, strategy.traits, f"strategy '{strategy.kind}'"
     if traits.sends not in own.sends or (own.rounds_only and not traits.in_rounds):
         wanted = " or ".join(f"{sends}s" for sends in own.sends)
         note = " that all regions apply together, as with bsp" if own.rounds_only else ""
-        raise ValueError(
+        yield (
             f"{key}: {codec.kind} is for {wanted}{note}; {name} sends {traits.sends}s"
             f"{'' if traits.in_rounds else ' that come one by one'}: use topk, or another strategy"
         )
+        return
     needs_whole = own.differential is not None or own.with_shapes is not None
     if needs_whole and traits.exchange.fragments > 1:
-        raise ValueError(
+        yield (
             f"{key}: {codec.kind} splits updates of the whole model; {name} sends it in "
             f"{traits.exchange.fragments} fragments: use another codec, or another strategy"
         )
@@ -131,25 +129,22 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
     must_add_up = traits.sends == "change" and not traits.in_rounds
     if must_add_up and (own.feeds_back or own.forgets):
         other = "an option that sends it again" if own.forgets else "randomk or topk"
-        raise ValueError(
+        yield (
             f"{key}: with {codec.kind} as configured no region knows what was lost, so the regions "
             f"of {name} would not end with the same model: use {other}"
         )
 
 
-def check_shards(strategy: Strategy, shards: Mapping[str, int]) -> None:
-    """Refuse regions with a sharded model, if the strategy needs it in one piece.
+def shards_problems(strategy: Strategy, shards: Mapping[str, int]) -> Iterator[str]:
+    """Yield which regions shard the model, if the strategy needs it in one piece.
 
     Args:
         strategy: the run's.
         shards: of the parameter server, by region.
-
-    Raises:
-        ValueError: naming the key.
     """
     cut = [region for region, count in shards.items() if count > 1]
     if strategy.traits.region.whole_model and cut:
-        raise ValueError(
+        yield (
             f"regions: strategy '{strategy.kind}' needs a model in one piece: set ps_shards: 1 in "
             f"{', '.join(cut)}"
         )

@@ -12,7 +12,7 @@ the error names the region and the phase.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -22,7 +22,7 @@ from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import CodecConfig
 from geo_ray.strategies.traits import Traits
 from geo_ray.telemetry.summary import KeepBest, Target
-from geo_ray.training.stragglers import StragglersConfig, check_stragglers
+from geo_ray.training.stragglers import StragglersConfig, stragglers_problems
 
 _INNER_RATE: Final = "optimizer.lr"
 
@@ -50,10 +50,10 @@ class ElasticConfig(StrictModel):
         """Workers that a region of ``ranks`` needs."""
         return min(self.min_workers, ranks)
 
-    def check(
+    def problems(
         self, kind: str, traits: Traits, workers: Mapping[str, int], *, mode: str, stragglers: bool
-    ) -> None:
-        """Refuse invalid combinations.
+    ) -> Iterator[str]:
+        """Yield what is wrong with the section in this run.
 
         Args:
             kind: strategy's kind.
@@ -61,33 +61,27 @@ class ElasticConfig(StrictModel):
             workers: workers by region.
             mode: `train.mode`.
             stragglers: whether steps may exclude late workers.
-
-        Raises:
-            ValueError: names the key.
         """
         where = "train.elastic"
         if stragglers:
-            raise ValueError(
+            yield (
                 f"{where}: train.stragglers also lets steps exclude late workers: "
                 "set only one of the two"
             )
         if self.min_workers > max(workers.values()):
-            raise ValueError(
-                f"{where}.min_workers: no region has more than {max(workers.values())} workers"
-            )
+            yield f"{where}.min_workers: no region has more than {max(workers.values())} workers"
         if self.batch == "follows" and mode == "async":
-            raise ValueError(
+            yield (
                 f"{where}.batch: with train.mode async each push is a separate step: remove the key"
             )
         if self.rate == "same":
             return
         if self.batch == "fixed":
-            raise ValueError(
-                f"{where}.rate: with batch fixed a step always has the same rows: remove the key"
-            )
+            yield f"{where}.rate: with batch fixed a step always has the same rows: remove the key"
+            return
         inside = traits.region.rate_key == _INNER_RATE and not traits.region.worker_steps
         if len(workers) > 1 and not inside:
-            raise ValueError(
+            yield (
                 f"{where}.rate: '{kind}' does not train with {_INNER_RATE} at the parameter "
                 "server: use same"
             )
@@ -216,23 +210,22 @@ class TrainConfig(StrictModel):
         waits = traits.in_rounds and exchange.blocking == "always" and exchange.every > 1
         return regions == 1 or (traits.region.local_optimizer and waits)
 
-    def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:
-        """Refuse values that do not fit the regions and their strategy.
+    def problems(
+        self, strategy: Strategy, workers: Mapping[str, int], *, even: bool
+    ) -> Iterator[str]:
+        """Yield what does not fit the regions and their strategy, naming the key.
 
         Args:
             strategy: strategy.
             workers: workers by region.
             even: whether all workers of a region have equal batch sizes.
-
-        Raises:
-            ValueError: names the key.
         """
         if self.stragglers is not None:
-            check_stragglers(self.stragglers, workers, self.mode)
+            yield from stragglers_problems(self.stragglers, workers, self.mode)
             if not even:
-                raise ValueError("train.stragglers: spares and codes need batches of equal size")
+                yield "train.stragglers: spares and codes need batches of equal size"
         if self.elastic is not None:
-            self.elastic.check(
+            yield from self.elastic.problems(
                 strategy.kind,
                 strategy.traits,
                 workers,
@@ -240,62 +233,62 @@ class TrainConfig(StrictModel):
                 stragglers=self.stragglers is not None,
             )
         if self.keep_best is not None and self.eval_every == 0:
-            raise ValueError(
+            yield (
                 "train.keep_best: with train.eval_every 0 nothing is evaluated before the end, and "
                 "the last model would be the best; set train.eval_every to some steps"
             )
         if self.patience is not None and self.eval_every == 0:
-            raise ValueError(
+            yield (
                 "train.patience: with train.eval_every 0 nothing is evaluated before the end; set "
                 "train.eval_every to some steps"
             )
         if self.optimizer_on == "worker":
-            self._check_worker_optimizer(strategy, workers)
+            yield from self._worker_optimizer_problems(strategy, workers)
         traits = strategy.traits
         if len(workers) == 1:
             return
         if self.clip_mean_norm is not None and traits.region.worker_steps:
-            raise ValueError(
+            yield (
                 f"train.clip_mean_norm: workers of '{strategy.kind}' push changes of several steps "
                 "and no gradients; use clip_norm, which clips each of these steps"
             )
         if self.count == "each" and traits.region.ends_by_total_rows:
-            raise ValueError(
+            yield (
                 "train.count: with each, regions end at different times, but "
                 f"'{strategy.kind}' needs all regions until the end: use total"
             )
         if self.mode == "async" and traits.in_rounds and len(set(workers.values())) > 1:
-            raise ValueError(
+            yield (
                 "train.mode: async gives regions with unequal workers unequal numbers of steps, "
                 f"but strategy '{strategy.kind}' works in rounds of all regions; use equal "
                 "workers, mode sync, or a strategy without rounds such as asgd_ga"
             )
 
-    def _check_worker_optimizer(self, strategy: Strategy, workers: Mapping[str, int]) -> None:
+    def _worker_optimizer_problems(
+        self, strategy: Strategy, workers: Mapping[str, int]
+    ) -> Iterator[str]:
         where = "train.optimizer_on"
         if len(workers) > 1 and strategy.traits.region.worker_steps:
             return  # its workers make local steps in any case
-        for key in ("stragglers", "elastic"):
-            if getattr(self, key) is not None:
-                raise ValueError(
-                    f"{where}: with train.{key} a step needs the gradients of several workers: use "
-                    "server, or remove the section"
-                )
+        reasons = [
+            f"with train.{key} a step needs the gradients of several workers"
+            for key in ("stragglers", "elastic")
+            if getattr(self, key) is not None
+        ]
         if self.mode == "async":
-            raise ValueError(f"{where}: train.mode async sends every gradient: use server")
+            reasons.append("train.mode async sends every gradient")
         if len(workers) > 1 and not strategy.traits.region.local_optimizer:
-            raise ValueError(
-                f"{where}: '{strategy.kind}' does more with a gradient than a step of the "
-                "optimizer: use server"
+            reasons.append(
+                f"'{strategy.kind}' does more with a gradient than a step of the optimizer"
             )
-        if max(workers.values()) == 1:
+        if len(workers) == 1 and max(workers.values()) > 1:
+            reasons.append("the workers of one region exchange gradients in each step")
+        if reasons:
+            yield f"{where}: {', and '.join(reasons)}: use server"
+        if len(workers) == 1 or max(workers.values()) == 1:
             return
-        if len(workers) == 1:
-            raise ValueError(
-                f"{where}: the workers of one region exchange gradients in each step: use server"
-            )
         if self.clip_mean_norm is not None:
-            raise ValueError(
+            yield (
                 "train.clip_mean_norm: workers of a region that make the optimizer's steps have no "
                 f"mean gradient: use clip_norm, or {where} server"
             )
@@ -357,26 +350,25 @@ class AveragerConfig(StrictModel):
         able = [name for name in (*self.named_standbys, *present) if name in present]
         return next((name for name in able if name != host), None)
 
-    def check(self, host: str, overlay: str, strategy: Strategy, codec: CodecConfig) -> None:
-        """Refuse a standby that cannot repeat the averager's inputs in the same order.
+    def problems(
+        self, host: str, overlay: str, strategy: Strategy, codec: CodecConfig
+    ) -> Iterator[str]:
+        """Yield why the standby cannot repeat the averager's inputs in the same order.
 
         Args:
             host: averager's region.
             overlay: kind of overlay.
             strategy: strategy.
             codec: codecs.
-
-        Raises:
-            ValueError: names the key.
         """
         if self.standby is None:
             if self.next_standbys:
-                raise ValueError(
+                yield (
                     "averager.next_standbys: requires a first standby: set averager.standby, or "
                     "remove the key"
                 )
             if self.max_divergence:
-                raise ValueError(
+                yield (
                     "averager.max_divergence: requires a standby: set averager.standby, or leave "
                     "it at 0"
                 )
@@ -384,25 +376,23 @@ class AveragerConfig(StrictModel):
         traits = strategy.traits
         if host in self.named_standbys:
             key = "standby" if host == self.standby else "next_standbys"
-            raise ValueError(
-                f"averager.{key}: {host} hosts the averager itself: name another region"
-            )
+            yield f"averager.{key}: {host} hosts the averager itself: name another region"
         if len(set(self.named_standbys)) < len(self.named_standbys):
-            raise ValueError("averager.next_standbys: name each region once")
+            yield "averager.next_standbys: name each region once"
         if overlay != "star":
-            raise ValueError(f"averager.standby: requires overlay star, not {overlay}")
+            yield f"averager.standby: requires overlay star, not {overlay}"
         if codec.up is not None and codec.up.traits.differential is not None:
-            raise ValueError(
+            yield (
                 f"averager.standby: not supported with codec {codec.up.kind}, whose lost blocks "
                 "would differ at the standby: use another codec"
             )
         if self.max_divergence and traits.averager.bound is not None:
-            raise ValueError(
+            yield (
                 "averager.max_divergence: with strategy.staleness.bound regions wait for each "
                 "other, so the standby has every update first: leave it at 0"
             )
-        if self.max_divergence and traits.in_rounds:
-            raise ValueError(
+        elif self.max_divergence and traits.in_rounds:
+            yield (
                 f"averager.max_divergence: not used by '{strategy.kind}', whose standby receives "
                 "each round before it counts: leave it at 0"
             )
@@ -438,7 +428,7 @@ class MembersConfig(StrictModel):
         (), description="regions that do not take part from the start and may join later"
     )
 
-    def check(
+    def problems(
         self,
         shards: dict[str, int],
         hosts: tuple[str, str | None],
@@ -446,8 +436,8 @@ class MembersConfig(StrictModel):
         codec: CodecConfig,
         *,
         has_transfers: bool,
-    ) -> None:
-        """Refuse configurations that cannot continue without a region.
+    ) -> Iterator[str]:
+        """Yield unknown regions, and why the run cannot continue without a region.
 
         Args:
             shards: shards by region.
@@ -455,33 +445,22 @@ class MembersConfig(StrictModel):
             overlay: kind of overlay.
             codec: codecs.
             has_transfers: whether uploads are scheduled.
-
-        Raises:
-            ValueError: names the key.
         """
-        self._check_absent(shards, hosts)
-        if self.min in {None, len(shards)}:
-            return
-        fixed = why_fixed(overlay, codec, has_transfers=has_transfers)
-        if fixed is not None:
-            raise ValueError(f"members.min: {fixed}, or leave it out")
-
-    def _check_absent(self, shards: dict[str, int], hosts: tuple[str, str | None]) -> None:
-        known = ", ".join(shards)
-        if self.min is not None and self.min > len(shards):
-            raise ValueError(
-                f"members.min: the run has {len(shards)} regions: set at most that, or null"
-            )
         for name in self.absent:
             if name not in shards:
-                raise ValueError(
-                    f"members.absent: unknown region '{name}'; the regions are {known}"
-                )
-            if name in hosts:
-                raise ValueError(
+                known = ", ".join(shards)
+                yield f"members.absent: unknown region '{name}'; the regions are {known}"
+            elif name in hosts:
+                yield (
                     f"members.absent: '{name}' hosts the averager or its standby and must be "
                     "present"
                 )
+        if self.min is not None and self.min > len(shards):
+            yield f"members.min: the run has {len(shards)} regions: set at most that, or null"
+        elif self.min not in {None, len(shards)}:
+            fixed = why_fixed(overlay, codec, has_transfers=has_transfers)
+            if fixed is not None:
+                yield f"members.min: {fixed}, or leave it out"
 
 
 def why_no_joins(shards: dict[str, int]) -> str | None:

@@ -22,7 +22,7 @@ Shape legend: S = elements of the slice; M, N = rows and columns of one paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, Self
 
@@ -502,25 +502,24 @@ STEPS_TAKEN: Final = (
 _COUNT: Final = "step"  # steps of one parameter; one value per element where parameters differ
 
 
-def check_optimizer(optimizer: OneOptimizer, shards: Mapping[str, int], needed: str | None) -> None:
-    """Refuse an optimizer that does not fit the shards, or the strategy.
+def optimizer_problems(
+    optimizer: OneOptimizer, shards: Mapping[str, int], needed: str | None
+) -> Iterator[str]:
+    """Yield why an optimizer does not fit the shards, or the strategy.
 
     Args:
         optimizer: the run's.
         shards: of the parameter server, by region.
         needed: kind that the strategy requires; None: any.
-
-    Raises:
-        ValueError: naming the key.
     """
     if needed is not None and optimizer.kind != needed:
-        raise ValueError(
+        yield (
             f"optimizer.kind: the strategy requires {needed}: set kind: {needed}, or use strategy "
             "diloco, which takes any optimizer"
         )
     split = [region for region, count in shards.items() if count > 1]
     if optimizer.needs_whole_parameters and split:
-        raise ValueError(
+        yield (
             f"optimizer.kind: '{optimizer.kind}' steps whole parameters, which shards would split: "
             f"set ps_shards: 1 in {', '.join(split)}, or use adamw"
         )

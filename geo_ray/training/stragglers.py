@@ -12,7 +12,7 @@ both reconstructed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Annotated, Final, Literal
@@ -125,29 +125,25 @@ class Stragglers:
         ]
 
 
-def check_stragglers(
+def stragglers_problems(
     config: BackupWorkers | GradientCoding, workers: Mapping[str, int], mode: str
-) -> None:
-    """Refuse configurations that no region supports.
-
-    Raises:
-        ValueError: names the key.
-    """
+) -> Iterator[str]:
+    """Yield what the regions do not support."""
     if mode != "sync":
-        raise ValueError(
+        yield (
             "train.stragglers: requires train.mode sync; in async mode no step waits for workers"
         )
     missing = config.spares if isinstance(config, BackupWorkers) else config.tolerate
     few: Sequence[str] = [name for name, count in workers.items() if count <= missing]
     if few:
-        raise ValueError(
+        yield (
             f"train.stragglers: {', '.join(few)} would have no gradient in some steps: give each "
             f"region more than {missing} workers"
         )
     if isinstance(config, GradientCoding) and config.scheme == "fractional":
         odd = [name for name, count in workers.items() if count % (config.tolerate + 1)]
         if odd:
-            raise ValueError(
+            yield (
                 f"train.stragglers.scheme: fractional needs a multiple of {config.tolerate + 1} "
                 f"workers, {', '.join(odd)} has another number: use cyclic"
             )

@@ -19,7 +19,7 @@ queue again, and a late sum is refused, so no update is counted twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -65,49 +65,48 @@ class TransfersConfig(StrictModel):
         False, description="sum waiting updates at a helper region (asgd and asgd_ga)"
     )
 
-    def check(self, strategy: Strategy, codec: CodecConfig, *, has_standby: bool) -> None:
-        """Refuse what does not go with turns: they are for updates that do not wait for each other.
+    def problems(
+        self, strategy: Strategy, codec: CodecConfig, *, has_standby: bool
+    ) -> Iterator[str]:
+        """Yield what does not fit scheduled uploads, in which no update waits for another.
 
         Args:
             strategy: the run's.
             codec: the run's codecs.
             has_standby: whether there is a standby averager.
-
-        Raises:
-            ValueError: naming the key.
         """
         traits, name = strategy.traits, strategy.kind
         if traits.in_rounds:
-            raise ValueError(
+            yield (
                 f"transfers: '{name}' works in rounds, which end with their slowest update "
                 "whatever the order: use an overlay"
             )
+            return
         if codec.up is not None and codec.up.traits.differential is not None:
-            raise ValueError(
+            yield (
                 f"transfers: codec {codec.up.kind} has its own order of sending: leave one of the "
                 "two out"
             )
         if traits.averager.bound is not None:
-            raise ValueError(
+            yield (
                 "strategy.staleness.bound: leave it out, transfers.max_staleness bounds the age of "
                 "updates"
             )
         adds_up = traits.averager.adds_up is not None
         if self.max_staleness is not None and not adds_up:
-            raise ValueError(
+            yield (
                 f"transfers.max_staleness: what '{name}' sends counts from the last answer, so "
                 "that one that is dropped must not be added to the next: leave it out"
             )
         if not self.aggregate:
             return
         if not adds_up:
-            raise ValueError(
-                f"transfers.aggregate: updates of '{name}' do not add up: leave it out"
-            )
+            yield f"transfers.aggregate: updates of '{name}' do not add up: leave it out"
+            return
         if codec.up is not None or codec.down is not None:
-            raise ValueError("transfers.aggregate: coded updates do not add up; leave codecs out")
+            yield "transfers.aggregate: coded updates do not add up; leave codecs out"
         if has_standby:
-            raise ValueError("transfers.aggregate: sums are not replicated; leave out the standby")
+            yield "transfers.aggregate: sums are not replicated; leave out the standby"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def build_policy(
     """Return the policy of a run.
 
     Args:
-        config: kind and options; fits the regions, see `check_overlay`.
+        config: kind and options; fits the regions, see `overlay_problems`.
         regions: names, sorted.
         leader: number of the region that hosts the averager.
         grid: of the vector.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -121,51 +121,43 @@ AnyOverlay = Annotated[StarOverlay | PeerOverlay, Field(discriminator="kind")]
 MAX_REGIONS: Final = 60  # sets of regions must fit into a 64-bit field
 
 
-def check_overlay(
+def overlay_problems(
     config: AnyOverlay, regions: Sequence[str], strategy: Strategy, codec: CodecConfig
-) -> None:
-    """Refuse an overlay that does not fit: only plain sums may pass through other regions.
+) -> Iterator[str]:
+    """Yield why an overlay does not fit: only plain sums may pass through other regions.
 
     Args:
         config: the overlay.
         regions: names of all of them.
         strategy: the run's.
         codec: the run's codecs.
-
-    Raises:
-        ValueError: naming the key.
     """
     if isinstance(config, StarOverlay):
         return
     mean = strategy.traits.averager.round_mean
     if mean is None:
-        raise ValueError(
+        yield (
             f"overlay.kind: {config.kind} sums the updates of a round on the way; strategy "
             f"'{strategy.kind}' is not made of such rounds: use bsp or sma, or overlay star"
         )
-    if isinstance(config, RingOverlay | NetstormOverlay) and not mean.is_answer:
-        raise ValueError(
+    elif isinstance(config, RingOverlay | NetstormOverlay) and not mean.is_answer:
+        yield (
             f"overlay.kind: {config.kind} hands the mean itself out; strategy '{strategy.kind}' "
             "answers with something else: use tsengine"
         )
     for direction, each in (("up", codec.up), ("down", codec.down)):
         if each is not None:
-            raise ValueError(
+            yield (
                 f"overlay.kind: {config.kind} adds the regions' updates on their way, and updates "
                 f"that codec.{direction} ({each.kind}) has encoded cannot be added: leave "
                 f"codec.{direction} out, or use overlay star"
             )
-    _check_regions(config, regions)
-
-
-def _check_regions(config: PeerOverlay, regions: Sequence[str]) -> None:
-    """Refuse too many regions, or groups that are not a partition of them."""
     if len(regions) > MAX_REGIONS:
-        raise ValueError(f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions")
+        yield f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions"
     if isinstance(config, RackOverlay) and config.groups is not None:
         named = sorted(name for group in config.groups for name in group)
         if named != sorted(regions):
-            raise ValueError(
+            yield (
                 f"overlay.groups: they must name every region once; they have {', '.join(named)}, "
                 f"regions are {', '.join(sorted(regions))}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Final
 
 import pytest
 import ray
@@ -21,6 +22,30 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trial.yaml").write_text(TEXT)
     return tmp_path
+
+
+def test_a_dry_run_of_a_served_run_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "name: a\nstrategy: {kind: diloco}\ntrain: {steps: 4}\n"
+    (tmp_path / "own.py").write_text("raise RuntimeError\n")
+    (tmp_path / "joined.yaml").write_text(f"{head}regions: [{{name: eu, join: true}}]\n")
+    groups = "[{name: eu, group: {loop: own.py:train}}]"
+    (tmp_path / "groups.yaml").write_text(f"{head}regions: {groups}\n")
+    files = {path.name for path in tmp_path.iterdir()}
+    served, trained = (
+        CliRunner().invoke(root, [verb, "joined.yaml", "--dry-run"]) for verb in ("serve", "train")
+    )
+    assert served.exit_code == 0, served.output
+    assert "nothing was started" in served.stdout and served.stdout == trained.stdout
+    wrong = CliRunner().invoke(
+        root, ["serve", "joined.yaml", "--dry-run", "--set", "strategy={kind: bsp}"]
+    )
+    assert isinstance(wrong.exception, errors.ConfigError)
+    refused = CliRunner().invoke(root, ["serve", "groups.yaml", "--dry-run"])
+    assert "geo_ray starts the groups eu" in str(refused.exception)  # its loop is not executed
+    assert {path.name for path in tmp_path.iterdir()} == files and not ray.is_initialized()
 
 
 def dry(*words: str) -> Result:
@@ -147,5 +172,50 @@ def test_a_run_whose_regions_join_is_checked_without_a_model(
         ("geo-ray-server", 1, 0.5),
         ("eu", 2, 1.0),
     ]
-    with pytest.raises(errors.ConfigError, match="'bsp' needs every gradient"):
-        check_run(config | {"strategy": {"kind": "bsp"}})
+    wrong = {"overlay": {"kind": "ring"}, "regions": [{"name": "geo-ray-a", "join": True}]}
+    with pytest.raises(errors.ConfigError, match="'bsp' needs every gradient") as caught:
+        check_run(config | {"strategy": {"kind": "bsp"}} | wrong)
+    assert "overlay" in caught.value.message and "'geo-ray-a'" in caught.value.message
+
+
+LOOPS: Final = {
+    "missing.py:train": "missing.py does not exist",
+    "own.py:trian": "did you mean 'train'?",
+    "broken.py:train": "broken.py:1 failed while it was imported: ModuleNotFoundError",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    "change", ["", "train.stepz=4", "overlay={kind: ring}", "strategy={kind: bsp}"]
+)
+def test_a_wrong_loop_is_reported_with_other_problems(
+    loop: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def train(rank): raise RuntimeError\n")
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    eu = f"{{name: eu, group: {{loop: '{loop}'}}}}"
+    groups = f"[{eu}, {{name: us, group: {{loop: own.py:train}}}}]"
+    text = f"name: a\nregions: {groups}\nstrategy: {{kind: diloco}}\ntrain: {{steps: 4}}\n"
+    (tmp_path / "trial.yaml").write_text(text)
+    found = dry(*(("--set", change) if change else ())).exception
+    assert isinstance(found, errors.ConfigError)
+    count = "2 problems" if change else "1 problem"
+    assert f"trial.yaml: {count}:" in found.message
+    assert "regions.0.group.loop (line 2): " in found.message and LOOPS[loop] in found.message
+
+
+def test_a_plan_of_loops_is_refused() -> None:
+    machine = {"type": "p4d.24xlarge", "cap": 1}
+    config = {
+        "name": "loops",
+        "regions": [{"name": "eu", "group": {"loop": "own.py:train"}}],
+        "strategy": {"kind": "diloco"},
+        "train": {"steps": 4},
+        "plan": {"regions": {"eu": {"cloud": "aws", "at": "eu-west-1", "machines": [machine]}}},
+    }
+    with pytest.raises(
+        errors.ConfigError, match=r"plan \(line \d+\): eu has a training loop of its own"
+    ):
+        geo_ray.load_config(config)

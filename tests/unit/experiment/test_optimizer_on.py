@@ -51,6 +51,29 @@ def test_what_needs_gradients_at_the_server_is_refused(changes: Any, why: str) -
     assert "train.optimizer_on" in caught.value.message
 
 
+def test_all_that_needs_gradients_at_the_server_is_reported_at_once() -> None:
+    stragglers = {"kind": "backup_workers"}
+    with pytest.raises(ConfigError) as caught:
+        configured(
+            strategy="bsp",
+            workers=(2, 2),
+            elastic={"min_workers": 3},
+            stragglers=stragglers,
+            mode="async",
+            clip_mean_norm=1.0,
+        )
+    for text in (
+        "with train.elastic a step",
+        "with train.stragglers a step",
+        "train.mode async sends every gradient",
+        "'bsp' does more with a gradient",
+        "have no mean gradient",
+        "requires train.mode sync",
+        "no region has more than 2 workers",
+    ):
+        assert text in caught.value.message
+
+
 @pytest.mark.parametrize("strategy", ["hfa", "halos"])
 def test_strategies_with_local_steps_of_workers_have_the_optimizer_there(strategy: str) -> None:
     found = configured(strategy=strategy, workers=(2, 2))

@@ -332,6 +332,9 @@ def test_loops_of_users_have_an_unknown_model(call: Any, links: Path) -> None:
     tree = {k: v for k, v in config().items() if k not in ("task", "data", "optimizer")}
     grid = ProfileGrid(machines={"us": "p4d.24xlarge"})
     more = {"grid": grid} if call is geo_ray.profile else {}
+    with pytest.raises(ConfigError, match=r"plan \(line 14\): us, eu have a training loop each"):
+        call({**tree, "regions": groups}, **more)
+    del tree["plan"]
     with pytest.raises(ConfigError, match="us, eu have a training loop of their own"):
         call({**tree, "regions": groups}, **more)
 
