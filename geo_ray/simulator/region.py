@@ -42,7 +42,7 @@ from geo_ray.training.membership import ShardState, region_state, shard_state
 from geo_ray.training.messages import ReplyMessage, no_buffers
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
-from geo_ray.training.task_steps import OptimizerSteps, in_memory
+from geo_ray.training.task_steps import in_memory
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 
 MANY: Final = 16
@@ -320,6 +320,8 @@ class SimRegion:
         self._stepping: set[int] = set()
         self._deferred: list[Callable[[], list[Effect]]] = []
         self._is_saving = False  # a checkpoint is deferred
+        self._asked: set[int] = set()  # workers that are sending their parameters for a mean
+        self._late_s: dict[int, float] = {}  # by which answers wait for the state of an optimizer
         # Steps that the only worker of a region makes until its next report, seconds of those made
         # since the last one, and requests that reach the worker with the answer to the next one.
         self._run, self._run_s = 0, 0.0
@@ -373,10 +375,15 @@ class SimRegion:
 
     def lose_worker(self, rank: int) -> None:
         """End a worker's process; its present work is lost."""
-        self._lives[rank] += 1
-        self._stepping.discard(rank)
+        self._end_life(rank)
         if not self.is_dead:
             self._execute_with_states(self._requested() + self.server.leave(rank))
+
+    def _end_life(self, rank: int) -> None:
+        self._lives[rank] += 1
+        self._stepping.discard(rank)
+        self._asked.discard(rank)
+        self._late_s.pop(rank, None)
 
     def drain_worker(self, rank: int) -> None:
         """Give a worker a termination notice: it leaves between two steps."""
@@ -385,10 +392,9 @@ class SimRegion:
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
-        self._lives[rank] += 1
+        self._end_life(rank)
         self._workers[rank] = self._new_worker(rank)
         self._new.add(rank)
-        self._stepping.discard(rank)
         if not self.is_dead:
             self._execute_with_states(self._requested() + self.server.join(rank))
         return self._lives[rank]
@@ -485,7 +491,8 @@ class SimRegion:
     def _is_behind(self) -> bool:
         """Whether the workers have newer parameters than the server."""
         server = self.server
-        return bool(server.ahead or (server.plan.averages and server.work.pushes))
+        pushed = server.plan.averages and server.work.pushes
+        return bool(server.ahead or pushed or self._run > 1)
 
     def _execute(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -526,10 +533,13 @@ class SimRegion:
                 values = [in_memory(part[name]) for part in parts]
                 moments[name] = torch.cat(values) if values[0].dim() else values[0].clone()
             sent = _Sent(live, judged, moments)
+        lan_s = self._lan_s + self._late_s.pop(answer.worker, 0.0)
         if self._run <= 0 or has_joined:
             self._run, self._run_s = self.server.run_length(answer.worker), 0.0
+        else:
+            lan_s = 0.0  # the worker knows these rows
         life = self._lives[answer.worker]
-        self._scheduler.after(self._lan_s, partial(self._work, answer, life, sent))
+        self._scheduler.after(lan_s, partial(self._work, answer, life, sent))
 
     def _is_gone(self, rank: int, life: int) -> bool:
         return self.is_dead or self._lives[rank] != life
@@ -557,7 +567,7 @@ class SimRegion:
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, live)
-        after_s = push_s + self._lan_s
+        after_s = push_s if self._keeps_state else push_s + self._lan_s
         after_s += sum(self._push_s(answer.worker, each) for each in answer.repeats)
         self._scheduler.after(
             after_s, partial(self._push, answer.worker, life, span, push_s, result)
@@ -603,62 +613,78 @@ class SimRegion:
     def _push(self, rank: int, life: int, span: Span, push_s: float, found: _Found) -> None:
         if self._is_gone(rank, life):
             return
-        self._stepping.discard(rank)
         result, grad_P = found()
-        partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
         report = result.report(span, push_s)
-        worker = self._workers[rank]
-        if self._keeps_state and isinstance(worker, Worker) and worker.optimizer is not None:
-            self._push_own(rank, worker, worker.optimizer, report)
+        if self._keeps_state:
+            self._count_own(rank, life, report)
             return
+        self._stepping.discard(rank)
+        partition = self.server.partition_of(rank)
         if self.server.model_buffers is not None:
-            self.server.model_buffers.put(partition, worker.left_B)
+            self.server.model_buffers.put(partition, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(partition, grad_P[start:stop])
         self._execute_with_states(self.server.push(rank, report))
 
-    def _push_own(
-        self, rank: int, worker: Worker, optimizer: OptimizerSteps, report: StepReport
-    ) -> None:
-        """Report a step of a worker that keeps its state, with that state if it is needed."""
+    def _count_own(self, rank: int, life: int, report: StepReport) -> None:
+        """Handle a step of a worker that keeps its state: without a message within a run."""
+        self._run, self._run_s = self._run - 1, self._run_s + report.compute_s
+        if self._run > 0 and self._run_s < REPORT_EVERY_S and report.refused is None:
+            if self.server.needs_state(rank, report):
+                raise InvariantError(f"{self.name} needs a state within a run of steps")
+            self._execute(self.server.push(rank, report))
+            return
+        self._scheduler.after(self._lan_s, partial(self._report, rank, life, report))
+
+    def _report(self, rank: int, life: int, report: StepReport) -> None:
+        """Handle the last step of a run, and ask for the worker's state if it is needed."""
+        if self._is_gone(rank, life):
+            return
+        self._stepping.discard(rank)
         if self.server.plan.averages:
             self._execute_with_states(self.server.push(rank, report))
             return
-        self._run, self._run_s = self._run - 1, self._run_s + report.compute_s
-        is_late = self._run_s >= REPORT_EVERY_S
-        if self._run <= 0 or is_late or self._deferred or report.refused is not None:
-            self._execute(self._requested())
-        needs_state = self.server.needs_state(rank, report)
-        if needs_state and self._run > 0:
-            raise InvariantError(f"{self.name} needs a state within a run of steps")
-        has_state = bool(self._deferred) or needs_state
-        if has_state:
-            self._put(rank, worker)
-            self._put_optimizer(rank, optimizer)
-        effects = self.server.push(rank, report, has_state=has_state)
+        self._execute(self._requested())
+        if self._deferred or self.server.needs_state(rank, report):
+            self._scheduler.after(
+                2 * self._lan_s, partial(self._push_with_state, rank, life, report)
+            )
+        else:
+            self._execute(self.server.push(rank, report))
+
+    def _push_with_state(self, rank: int, life: int, report: StepReport) -> None:
+        if self._is_gone(rank, life):
+            return
+        self._put(rank)
+        self._put_optimizer(rank)
+        effects = self.server.push(rank, report, has_state=True)
         self._execute(effects + self._made_up())
 
-    def _put(self, rank: int, worker: Worker) -> None:
-        """Give the parameters of a worker to the shards."""
-        worker.store()
+    def _put(self, rank: int) -> None:
+        """Give the parameters of a worker that keeps its state to the shards."""
+        worker = self._workers[rank]
+        if isinstance(worker, Worker):
+            worker.store()
         if self.server.model_buffers is not None:
             self.server.model_buffers.put(rank, worker.left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(rank, worker.grad_P[start:stop])
 
-    def _put_optimizer(self, rank: int, optimizer: OptimizerSteps) -> None:
-        for name, value in optimizer.export().items():
+    def _put_optimizer(self, rank: int) -> None:
+        optimizer = self._workers[rank].optimizer
+        for name, value in {} if optimizer is None else optimizer.export().items():
             is_cut = value.dim() and len(self._shards) > 1
             for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
                 shard.put_moment(rank, name, value[start:stop] if is_cut else value)
 
     def _execute_with_states(self, effects: list[Effect]) -> None:
-        """Let workers send what the server lacks; then execute all effects."""
-        for rank, worker in enumerate(self._workers):
-            if isinstance(worker, Worker) and self.server.lacks_state(rank):
-                self._put(rank, worker)
-                effects = effects + self.server.on_state(rank)
+        """Ask workers for what the server lacks; then execute all effects."""
+        for rank in range(len(self._workers)):
+            if rank not in self._asked and self.server.lacks_state(rank):
+                self._asked.add(rank)
+                bring = partial(self._bring_state, rank, self._lives[rank])
+                self._scheduler.after(2 * self._lan_s, bring)
         if self._deferred and not self._is_behind:
             for rank in range(len(self._workers)) if self._is_saving else ():
                 if rank not in self._stepping and self.server.ask_optimizer(rank):
@@ -668,10 +694,19 @@ class SimRegion:
                 effects = effects + self._made_up()
         self._execute(effects)
 
+    def _bring_state(self, rank: int, life: int) -> None:
+        """The parameters of a worker have arrived that waits for a mean."""
+        if self._is_gone(rank, life):
+            return
+        self._asked.discard(rank)
+        if self.server.lacks_state(rank):
+            self._put(rank)
+            self._execute_with_states(self.server.on_state(rank))
+
     def _save_optimizer(self, rank: int) -> None:
-        optimizer = self._workers[rank].optimizer
-        if optimizer is not None:
-            self._put_optimizer(rank, optimizer)
+        if self._workers[rank].optimizer is not None:
+            self._put_optimizer(rank)
+            self._late_s[rank] = self._late_s.get(rank, 0.0) + 2 * self._lan_s
             self.server.on_optimizer(rank)
 
     def _made_up(self) -> list[Effect]:
