@@ -99,7 +99,8 @@ class WorkerLoop:
             self._pad(step, span, began_s)
             reports.append(result.report(span, time.monotonic() - began_s))
             took_s = sum(report.compute_s for report in reports)
-            if result.refused is not None or took_s >= REPORT_EVERY_S:
+            is_due = result.refused is not None or took_s >= REPORT_EVERY_S
+            if is_due and work.stride == span.count:  # no other workers make steps of this run
                 break
             began_s = time.monotonic()
         return reports

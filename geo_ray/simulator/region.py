@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from geo_ray.base.errors import InvariantError, NonFiniteError
+from geo_ray.base.errors import NonFiniteError
 from geo_ray.base.random_state import generators_restored
 from geo_ray.base.types import Span, StepReport
 from geo_ray.data.manifest import Manifest
@@ -44,6 +44,7 @@ from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
 from geo_ray.training.task_steps import in_memory
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
+from geo_ray.training.worker_runs import Reported, WorkerRuns
 
 MANY: Final = 16
 """Number of workers from which on gradients are computed in batches."""
@@ -223,8 +224,8 @@ class RegionHost(Protocol):
     def send(self, name: str, send: SendUpdate) -> None:
         """Send a region's update to the averager."""
 
-    def stepped(self, name: str, done: StepDone, began_s: float) -> None:
-        """A step was applied, whose computation began at ``began_s``."""
+    def stepped(self, name: str, done: StepDone, began_s: float, ago_s: float) -> None:
+        """A step was applied, whose computation began at ``began_s``, and ended so long ago."""
 
     def evaluated(
         self, name: str, step: int, totals: Stats, rows: int, last: bool, model: str | None
@@ -322,10 +323,7 @@ class SimRegion:
         self._is_saving = False  # a checkpoint is deferred
         self._asked: set[int] = set()  # workers that are sending their parameters for a mean
         self._late_s: dict[int, float] = {}  # by which answers wait for the state of an optimizer
-        # Steps that the only worker of a region makes until its next report, seconds of those made
-        # since the last one, and requests that reach the worker with the answer to the next one.
-        self._run, self._run_s = 0, 0.0
-        self._requests: list[Callable[[], list[Effect]]] = []
+        self._runs = WorkerRuns(self.server)
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
         self._host = host
@@ -377,7 +375,7 @@ class SimRegion:
         """End a worker's process; its present work is lost."""
         self._end_life(rank)
         if not self.is_dead:
-            self._execute_with_states(self._requested() + self.server.leave(rank))
+            self._end_run(self._runs.lose(rank, partial(self.server.leave, rank)))
 
     def _end_life(self, rank: int) -> None:
         self._lives[rank] += 1
@@ -396,7 +394,7 @@ class SimRegion:
         self._workers[rank] = self._new_worker(rank)
         self._new.add(rank)
         if not self.is_dead:
-            self._execute_with_states(self._requested() + self.server.join(rank))
+            self._end_run(self._runs.lose(rank, partial(self.server.join, rank)))
         return self._lives[rank]
 
     def stop(self) -> None:
@@ -408,15 +406,7 @@ class SimRegion:
         return []
 
     def _request(self, event: Callable[[], list[Effect]]) -> None:
-        """Handle a request now, or with the next report of a worker that makes several steps."""
-        self._requests.append(event)
-        if self._run <= 1:
-            self._execute_with_states(self._requested())
-
-    def _requested(self) -> list[Effect]:
-        """Handle the requests that waited; the present steps of the worker end here."""
-        requests, self._requests, self._run = self._requests, [], 0
-        return [effect for event in requests for effect in event()]
+        self._execute_with_states(self._runs.handle(event))
 
     @property
     def lacks_workers(self) -> bool:
@@ -492,16 +482,16 @@ class SimRegion:
         """Whether the workers have newer parameters than the server."""
         server = self.server
         pushed = server.plan.averages and server.work.pushes
-        return bool(server.ahead or pushed or self._run > 1)
+        return bool(server.ahead or pushed or self._runs.in_progress)
 
-    def _execute(self, effects: list[Effect]) -> None:
+    def _execute(self, effects: Sequence[Effect], ago_s: float = 0.0) -> None:
         for effect in effects:
             if isinstance(effect, Assignment):
                 self._assign(effect)
             elif isinstance(effect, SendUpdate):
                 self._host.send(self.name, effect)
             elif isinstance(effect, StepDone):
-                self._host.stepped(self.name, effect, self._began_s)
+                self._host.stepped(self.name, effect, self._began_s, ago_s)
             elif isinstance(effect, StateTransfer):
                 parts = [shard.take_snapshot(effect.snapshot.id) for shard in self._shards]
                 self._host.on_state_transfer(self.name, effect.snapshot, parts)
@@ -533,11 +523,9 @@ class SimRegion:
                 values = [in_memory(part[name]) for part in parts]
                 moments[name] = torch.cat(values) if values[0].dim() else values[0].clone()
             sent = _Sent(live, judged, moments)
+        if self._keeps_state:
+            answer = self._runs.begin(answer)
         lan_s = self._lan_s + self._late_s.pop(answer.worker, 0.0)
-        if self._run <= 0 or has_joined:
-            self._run, self._run_s = self.server.run_length(answer.worker), 0.0
-        else:
-            lan_s = 0.0  # the worker knows these rows
         life = self._lives[answer.worker]
         self._scheduler.after(lan_s, partial(self._work, answer, life, sent))
 
@@ -564,14 +552,30 @@ class SimRegion:
         if answer.partition is None and answer.worker == min(self.server.work.workers.joined):
             self._began_s = self._scheduler.now_s
         self._stepping.add(answer.worker)
+        if self._keeps_state:
+            self._make_run(answer, life, live)
+            return
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, live)
-        after_s = push_s if self._keeps_state else push_s + self._lan_s
-        after_s += sum(self._push_s(answer.worker, each) for each in answer.repeats)
         self._scheduler.after(
-            after_s, partial(self._push, answer.worker, life, span, push_s, result)
+            push_s + self._lan_s, partial(self._push, answer.worker, life, span, push_s, result)
         )
+
+    def _make_run(self, answer: Assignment, life: int, live: _Values) -> None:
+        """Make the steps of a run now; the worker reports them when they are over."""
+        rank, reports, took_s = answer.worker, [], 0.0
+        _give(self._workers[rank], live)
+        for _, span in answer.run():
+            push_s = self._push_s(rank, span)
+            result = self._workers[rank].step(self._read(span), span)
+            reports.append(result.report(span, push_s))
+            took_s += push_s
+            is_due = result.refused is not None or took_s >= REPORT_EVERY_S
+            if is_due and answer.stride == span.count:
+                break
+        took_s += sum(self._push_s(rank, each) for each in answer.repeats)
+        self._scheduler.after(took_s + self._lan_s, partial(self._report, rank, life, reports))
 
     def _begun_from(self, worker: Worker, answer: Assignment, sent: _Sent) -> _Values:
         """Bring a worker that keeps its state to the state before its step; return a copy."""
@@ -613,45 +617,36 @@ class SimRegion:
     def _push(self, rank: int, life: int, span: Span, push_s: float, found: _Found) -> None:
         if self._is_gone(rank, life):
             return
-        result, grad_P = found()
-        self._report_changed(self._workers[rank])
-        report = result.report(span, push_s)
-        if self._keeps_state:
-            self._count_own(rank, life, report)
-            return
         self._stepping.discard(rank)
+        result, grad_P = found()
         partition = self.server.partition_of(rank)
+        self._report_changed(self._workers[rank])
         if self.server.model_buffers is not None:
             self.server.model_buffers.put(partition, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(partition, grad_P[start:stop])
-        self._execute_with_states(self.server.push(rank, report))
+        self._execute_with_states(self.server.push(rank, result.report(span, push_s)))
 
-    def _count_own(self, rank: int, life: int, report: StepReport) -> None:
-        """Handle a step of a worker that keeps its state: without a message within a run."""
-        self._run, self._run_s = self._run - 1, self._run_s + report.compute_s
-        if self._run > 0 and self._run_s < REPORT_EVERY_S and report.refused is None:
-            if self.server.needs_state(rank, report):
-                raise InvariantError(f"{self.name} needs a state within a run of steps")
-            self._execute(self.server.push(rank, report))
-            return
-        self._scheduler.after(self._lan_s, partial(self._report, rank, life, report))
-
-    def _report(self, rank: int, life: int, report: StepReport) -> None:
-        """Handle the last step of a run, and ask for the worker's state if it is needed."""
+    def _report(self, rank: int, life: int, reports: Sequence[StepReport]) -> None:
+        """Handle the steps of a worker that keeps its state."""
         if self._is_gone(rank, life):
             return
         self._stepping.discard(rank)
-        if self.server.plan.averages:
-            self._execute_with_states(self.server.push(rank, report))
-            return
-        self._execute(self._requested())
-        if self._deferred or self.server.needs_state(rank, report):
-            self._scheduler.after(
-                2 * self._lan_s, partial(self._push_with_state, rank, life, report)
-            )
-        else:
-            self._execute(self.server.push(rank, report))
+        self._report_changed(self._workers[rank])
+        self._end_run(self._runs.report(rank, reports))
+
+    def _end_run(self, found: Reported) -> None:
+        for earlier in found.earlier:
+            self._execute(earlier.effects, earlier.ago_s)
+            self._began_s = self._scheduler.now_s - earlier.ago_s
+        self._execute_with_states([*found.effects])
+        for rank, report in found.last.items():
+            keeps_state = self._keeps_state and not self.server.plan.averages
+            if keeps_state and (self._deferred or self.server.needs_state(rank, report)):
+                push = partial(self._push_with_state, rank, self._lives[rank], report)
+                self._scheduler.after(2 * self._lan_s, push)
+            else:
+                self._execute_with_states(self.server.push(rank, report))
 
     def _push_with_state(self, rank: int, life: int, report: StepReport) -> None:
         if self._is_gone(rank, life):

@@ -29,8 +29,9 @@ class Assignment:
         eval_params: evaluate the parameters known to the averager, not the live ones.
         repeats: spans whose steps a new worker must repeat first, because its predecessor had made
             them since it last sent its state.
-        steps: steps, over this and the following spans of the same size, that a worker which makes
-            the optimizer's steps may make before it reports them.
+        steps: steps that a worker which makes the optimizer's steps may make before it reports
+            them.
+        stride: rows from the beginning of the span of one of them to that of the next.
     """
 
     worker: int
@@ -43,6 +44,7 @@ class Assignment:
     partition: int | None = None
     repeats: tuple[Span, ...] = ()
     steps: int = 1
+    stride: int = 0
 
     def run(self) -> Iterator[tuple[Assignment, Span]]:
         """Yield the assignments of its steps, with their spans."""
@@ -50,7 +52,7 @@ class Assignment:
             return
         yield self, self.span
         for number in range(1, self.steps):
-            span = Span(self.span.start + number * self.span.count, self.span.count)
+            span = Span(self.span.start + number * self.stride, self.span.count)
             version = self.version + number
             yield replace(self, version=version, span=span, evaluate=False, repeats=()), span
 

@@ -16,6 +16,7 @@ from geo_ray.base.errors import InvariantError
 from geo_ray.base.threads import in_turn
 from geo_ray.base.types import Span, StepReport, unused_by_all
 from geo_ray.training.assignment import Ledger, RegionWork, ServerPlan
+from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.effects import (
     FIRST_TRANSFER,
     Assignment,
@@ -166,22 +167,29 @@ class Server(RegionExchange):
             or not self.model.is_quiet()
         )
 
-    def run_length(self, worker: int) -> int:
-        """Return how many steps a worker may make before it reports them.
+    def run_length(self, usual_s: float | None) -> int:
+        """Return how many steps the workers may make before they report them.
 
-        Nothing but the last of them can need its state, an evaluation or an exchange. The caller
-        handles `stop` and `drain` no earlier than the last report.
+        Nothing but the last of them can need their state, an evaluation or an exchange. The caller
+        handles other events no earlier than the last report (`training.worker_runs`).
 
         Args:
-            worker: it is about to get its assignment.
+            usual_s: usual seconds of a step; None: unknown.
         """
         plan, completion, work = self.plan, self._completion, self.work
-        is_apart = plan.state_every and not plan.averages and self.phase == "training"
-        if not is_apart or self.link_busy or completion.stopped:
+        if not plan.state_every or self.phase != "training" or self.link_busy:
             return 1
-        if worker in work.workers.leaving or work.ledger.returned:
+        if completion.stopped or self.average_soon or self.between:
             return 1
-        limits = [plan.state_every - len(self.ahead), completion.total_steps - self.version]
+        if work.workers.leaving or not work.is_in_order or (plan.averages and plan.alone):
+            return 1
+        limits = [completion.total_steps - self.version]
+        if not plan.averages:
+            limits.append(plan.state_every - len(self.ahead))
+        elif usual_s is None:
+            return 1
+        elif usual_s > 0:
+            limits.append(REPORT_EVERY_S // usual_s)
         until = work.evals.steps_left(self.version)
         limits += [] if until is None else [until]
         most = max(1, int(min(limits)))

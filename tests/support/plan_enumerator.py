@@ -214,7 +214,7 @@ def sends_apart(question: Question, used: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether the workers on machines of a region make the optimizer's steps."""
     if question.config["plan"].get("lan_s_per_machine") is not None:
         return False
-    on = question.config["train"].get("optimizer_on", "server")
+    on = question.config["train"].get("optimizer_on", "auto")
     is_one = len(used) == 1 and (used[0].get("accelerators") or 1) == 1
     waits = question.blocking == "always" and not question.one_by_one
     return on == "worker" or (on == "auto" and is_one and waits)
