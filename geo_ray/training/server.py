@@ -7,8 +7,12 @@ copies the state, its open request included, and does not block training.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Final
 
 from torch import Tensor
 
@@ -31,6 +35,8 @@ from geo_ray.training.noise import NoiseReading, RegionNoise
 from geo_ray.training.payload_encoding import RegionWire, WirePlan
 from geo_ray.training.region_exchange import RegionExchange, load_request
 from geo_ray.training.shard import Concurrently, Contribution, RegionModel, ShardPort
+
+_NEWEST: Final = 32  # steps of which the usual duration is the median
 
 
 @dataclass(slots=True)
@@ -99,6 +105,7 @@ class Server(RegionExchange):
     _has_state: bool = False  # the push that is handled came with the worker's state
     _new_workers: set[int] = field(default_factory=set)  # without an assignment yet
     _newest_snapshot: int = -1
+    _took_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST))
     _at_halt: dict[str, object] = field(default_factory=dict)  # control state at the pause
 
     def __post_init__(self) -> None:
@@ -167,14 +174,11 @@ class Server(RegionExchange):
             or not self.model.is_quiet()
         )
 
-    def run_length(self, usual_s: float | None) -> int:
+    def run_length(self) -> int:
         """Return how many steps the workers may make before they report them.
 
         Nothing but the last of them can need their state, an evaluation or an exchange. The caller
         handles other events no earlier than the last report (`training.worker_runs`).
-
-        Args:
-            usual_s: usual seconds of a step; None: unknown.
         """
         plan, completion, work = self.plan, self._completion, self.work
         if not plan.state_every or self.phase != "training" or self.link_busy:
@@ -186,10 +190,9 @@ class Server(RegionExchange):
         limits = [completion.total_steps - self.version]
         if not plan.averages:
             limits.append(plan.state_every - len(self.ahead))
-        elif usual_s is None:
-            return 1
-        elif usual_s > 0:
-            limits.append(REPORT_EVERY_S // usual_s)
+        else:
+            usual_s = median(self._took_s) if self._took_s else math.inf
+            limits += [REPORT_EVERY_S // usual_s] if usual_s > 0 else []
         until = work.evals.steps_left(self.version)
         limits += [] if until is None else [until]
         most = max(1, int(min(limits)))
@@ -465,6 +468,7 @@ class Server(RegionExchange):
         if self.plan.reads_optimizers:
             self.unsaved |= self.work.workers.pushers(partitions)
         samples, compute_s = self.work.settle(reports, contributions)
+        self._took_s.append(compute_s)
         self.version += 1
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
         done = StepDone.of(

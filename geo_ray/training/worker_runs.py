@@ -6,11 +6,8 @@ assignments and reports through `WorkerRuns`, and events that may need the worke
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Final
 
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.types import StepReport
@@ -18,8 +15,6 @@ from geo_ray.training.effects import Assignment, Effect
 from geo_ray.training.server import Server
 
 Event = Callable[[], list[Effect]]
-
-_NEWEST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,6 @@ class WorkerRuns:
         self._reports: dict[int, Sequence[StepReport]] = {}
         self._lost: set[int] = set()
         self._deferred: list[Event] = []
-        self._took_s: deque[float] = deque(maxlen=_NEWEST)
 
     @property
     def in_progress(self) -> bool:
@@ -86,7 +80,7 @@ class WorkerRuns:
             return answer
         if self._began_at != server.version:  # for all workers, of which this is the first one
             self._began_at = server.version
-            self._steps = server.run_length(median(self._took_s) if self._took_s else None)
+            self._steps = server.run_length()
             if self._steps > 1:
                 self._away = set(server.work.workers.computes)
                 self._members = len(self._away)
@@ -108,7 +102,6 @@ class WorkerRuns:
             InvariantError: the rows are not those of its assignment.
         """
         if worker not in self._away:
-            self._took_s.append(reports[-1].compute_s)
             return Reported(last={worker: reports[-1]})
         if self._members > 1 and len(reports) != self._steps:
             raise InvariantError(
@@ -145,7 +138,6 @@ class WorkerRuns:
         """Push all steps of a run but the last; workers that have not reported made none."""
         server, steps = self._server, min(map(len, reports.values()))
         took_s = [max(each[n].compute_s for each in reports.values()) for n in range(steps)]
-        self._took_s += took_s
         soon, server.average_soon = server.average_soon, False
         spans = dict(server.work.ledger.in_flight)
         found = []
