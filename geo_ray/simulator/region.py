@@ -28,7 +28,6 @@ from geo_ray.runs.build import ModelStart, build_server, build_shard, build_work
 from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import Candidates
 from geo_ray.simulator.clock import Scheduler
-from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.effects import (
     ActiveWorkersChanged,
     Assignment,
@@ -571,8 +570,7 @@ class SimRegion:
             result = self._workers[rank].step(self._read(span), span)
             reports.append(result.report(span, push_s))
             took_s += push_s
-            is_due = result.refused is not None or took_s >= REPORT_EVERY_S
-            if is_due and answer.stride == span.count:
+            if answer.ends_run(span, result.refused, took_s):
                 break
         took_s += sum(self._push_s(rank, each) for each in answer.repeats)
         self._scheduler.after(took_s + self._lan_s, partial(self._report, rank, life, reports))

@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from geo_ray.base.types import CodedPartition, Span, StepReport
+from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.lazy_copy import Copied
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.noise import NoiseReading
@@ -55,6 +56,17 @@ class Assignment:
             span = Span(self.span.start + number * self.stride, self.span.count)
             version = self.version + number
             yield replace(self, version=version, span=span, evaluate=False, repeats=()), span
+
+    def ends_run(self, span: Span, refused: str | None, took_s: float) -> bool:
+        """Tell whether a worker alone must report now; several workers make equal runs.
+
+        Args:
+            span: rows of the newest step.
+            refused: why that step was refused, if it was.
+            took_s: seconds since the run began.
+        """
+        is_alone = self.stride in (0, span.count)
+        return is_alone and (refused is not None or took_s >= REPORT_EVERY_S)
 
 
 @dataclass(frozen=True, slots=True)

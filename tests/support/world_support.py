@@ -44,7 +44,7 @@ LEARNS: dict[str, dict[str, Any]] = {
     "fedasync": {"strategy": {"interval": 4}},
     "fedat": {"strategy": {"interval": 4}},
     "fedgsync": {"strategy": {"interval": 4}},
-    "async_local_sgd": {"strategy": {"interval": 8, "outer": {"momentum": 0.5}}},
+    "async_local_sgd": {"strategy": {"interval": 8, "outer": {"momentum": 0.3}}},
     "halos": {
         "strategy": {
             "local_steps": 2,
