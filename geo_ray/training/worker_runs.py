@@ -14,8 +14,6 @@ from geo_ray.base.types import StepReport
 from geo_ray.training.effects import Assignment, Effect
 from geo_ray.training.server import Server
 
-Event = Callable[[], list[Effect]]
-
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
@@ -66,7 +64,7 @@ class WorkerRuns:
         self._away: set[int] = set()  # workers of the run that have not reported it
         self._reports: dict[int, Sequence[StepReport]] = {}
         self._lost: set[int] = set()
-        self._deferred: list[Event] = []
+        self._deferred: list[Callable[[], list[Effect]]] = []
 
     @property
     def in_progress(self) -> bool:
@@ -88,7 +86,7 @@ class WorkerRuns:
             return answer
         return replace(answer, steps=self._steps, stride=server.work.step_rows)
 
-    def handle(self, event: Event) -> list[Effect]:
+    def handle(self, event: Callable[[], list[Effect]]) -> list[Effect]:
         """Handle an event now, or before the last step of the run that is in progress."""
         if self._away:
             self._deferred.append(event)
@@ -112,7 +110,7 @@ class WorkerRuns:
         self._reports[worker] = reports
         return self._end()
 
-    def lose(self, worker: int, event: Event) -> Reported:
+    def lose(self, worker: int, event: Callable[[], list[Effect]]) -> Reported:
         """Handle the loss or the replacement of a worker, once no other worker is in a run."""
         is_in_run = bool(self._away)
         self._away.discard(worker)
