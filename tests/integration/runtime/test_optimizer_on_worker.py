@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,6 @@ ADAMW = {"kind": "adamw", "lr": 0.01, "schedule": {"kind": "cosine", "warmup_ste
 def states_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers store optimizers of small models as those of large ones."""
     monkeypatch.setattr(task_steps, "_STORED_FROM", 1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrix products of `muon` have equal bits only with equal numbers of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
