@@ -246,6 +246,8 @@ class JoinService:
         try:
             if region_of(peer) == SERVER:
                 return self._on_holder(rank_of(peer), message)
+            if self._has_ended and message.kind != "join":
+                return []  # the ranks know it, or take no further message
             if message.kind == "join":
                 return self._on_join(peer, Hello.read(message))
             self._check_peer(peer)
@@ -306,10 +308,15 @@ class JoinService:
         if region is not None and rank >= region.world_size:
             raise FrameError(f"'{peer}' is not one of the region's {region.world_size} ranks")
 
+    @property
+    def _has_ended(self) -> bool:
+        """Whether all ranks were told that the run is over, or has failed."""
+        return self._is_over or self.failure is not None
+
     def on_wake(self) -> list[Outbound]:
         """Let the averagers answer when the time has come that the strategy asked for."""
         wakes_s, now_s = self.averagers.wakes_s, self._now_s()
-        if wakes_s is None or now_s < wakes_s:
+        if self._has_ended or wakes_s is None or now_s < wakes_s:
             return []
         try:
             return self._gated(self._answers(self._execute(WakeOrder(now_s=now_s))))
@@ -326,6 +333,10 @@ class JoinService:
         if self.stage in (Stage.DONE, Stage.STOPPED):
             return self._leave_out(region, cause)
         if self.averagers.failure is not None:
+            return []
+        if self.failure is not None:
+            self._joining.pop(region, None)
+            self._regions.pop(region, None)
             return []
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
@@ -378,7 +389,8 @@ class JoinService:
             f"the run continues without region '{region}': {cause}",
             fix="Start its loop again, where it reaches the run's address and all its holders.",
         )
-        return self._gated(self._refuse(region, error) + self._on_lost(region, cause))
+        told = [] if self._has_ended else self._refuse(region, error)
+        return self._gated(told + self._on_lost(region, cause))
 
     def check_held(self, longest_s: float) -> list[Outbound]:
         """End the run if it has waited too long for enough regions.
@@ -401,6 +413,8 @@ class JoinService:
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
+        if self._has_ended:
+            return found
         if self._held:
             self._emit("run_resumed")
         for name in list(self._held):
@@ -467,6 +481,8 @@ class JoinService:
             longest_s: largest time between the first and the last rank of a region.
         """
         found: list[Outbound] = []
+        if self._has_ended:
+            return found
         for name, region in list(self._regions.items()):
             if not region.headers or self._now_s() - region.since_s < longest_s:
                 continue
@@ -483,7 +499,7 @@ class JoinService:
 
         It has no effect before all regions are there.
         """
-        if self.stage is not Stage.GATHERING:
+        if self.stage is not Stage.GATHERING and not self._has_ended:
             self._execute(FinishOrder())
         return self._gated(self._release())
 
@@ -543,6 +559,8 @@ class JoinService:
     def _on_holder(self, holder: int, message: Message) -> list[Outbound]:
         """Handle a message of another process that holds slices."""
         meta, kind = message.meta, message.kind
+        if self._has_ended and kind != "executed":  # which releases what ranks are told
+            return []
         if kind == "holder":
             address = fields.text(meta, "host"), fields.count(meta, "port")
             if not self._holders.add(holder, address):

@@ -174,6 +174,7 @@ class Cover:
         lan_I: seconds that one machine adds to a step.
         max_rows_I: maximum rows that fit into the memory of one.
         most: maximum number of machines.
+        least: minimum number of machines, if `lan_I` is not 0.
         most_nodes: maximum nodes of the search tree.
         known_usd: price of a known solution; only cheaper ones are searched.
         one_is_free: whether one machine adds no time.
@@ -196,6 +197,7 @@ class Cover:
     spot_I: NDArray[np.bool_] | None = None
     most_spot: int = 0
     is_whole: bool = False
+    least: int = 1
 
     @classmethod
     def of_rate(
@@ -340,7 +342,7 @@ class _Tree:
         """Search all solutions with a prefix; False if the search was cut off."""
         self._nodes += 1
         count, spots = counts
-        if count and self._fits(power, lan, at):
+        if count >= self.cover.least and self._fits(power, lan, at):
             if paid < self.least:
                 self.least, self.best = paid, self._counts[:]
             return True
@@ -356,7 +358,8 @@ class _Tree:
         top = cap
         for k in range(1, cap):
             self._counts[at] = k
-            if self._fits(power + k * speed, lan.plus(k, lan_s), at + 1):
+            is_enough = count + k >= self.cover.least
+            if is_enough and self._fits(power + k * speed, lan.plus(k, lan_s), at + 1):
                 top = k
                 break
         whole = True

@@ -60,7 +60,7 @@ class Offer:
         lan_s: seconds that one adds to a step.
         max_rows: maximum rows of a step that fit into the memory of one.
         lost_fraction: fraction of the time of all waiting regions that its preemptions cost.
-        alone_lan_s: `lan_s` of a region's only machine, at most as long; None: the same.
+        alone_lan_s: `lan_s` of a region's only machine; None: the same.
     """
 
     type: str
@@ -154,7 +154,7 @@ class RegionFleet:
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
         alone = [o.lan_s if o.alone_lan_s is None else o.alone_lan_s for o in self.offers]
         self._alone_lan_I = np.zeros(len(alone)) if self.one_is_free else np.array(alone, float)
-        allowed_I = self._alone_lan_I[self._cap_I > 0]
+        allowed_I = np.minimum(self._alone_lan_I, self._lan_I)[self._cap_I > 0]
         self._least_lan_s = float(allowed_I.min(initial=math.inf))
         order = np.argsort(self._price_I / self._speed_I, kind="stable")
         self._order = order[self._cap_I[order] > 0]
@@ -244,9 +244,9 @@ class RegionFleet:
         """Whether the fastest N machines are the best N for every N."""
         there = self._cap_I > 0
         rows_bind = bool((self._max_rows_I[there] < self.rows).any())
-        if not self._lan_I[there].any():
-            return not rows_bind or self.most_spot is None
         lans = self._lan_I[there], self._alone_lan_I[there]
+        if not any(lan_I.any() for lan_I in lans):
+            return not rows_bind or self.most_spot is None
         return all(len(np.unique(lan_I)) == 1 for lan_I in lans) and not rows_bind
 
     def _prefixes(self) -> Iterator[NDArray[np.intp]]:
@@ -293,13 +293,12 @@ class RegionFleet:
     def _least_lan(self, seconds: float) -> Covered:
         """Return the machines with minimum LAN time (as "USD") that compute all rows in a time."""
         if not self.one_is_free:
-            found, alone = self._least_lan_of(seconds, None), self._fastest_alone(seconds)
-            if alone is None:
-                return found
-            alone_s = float(self._alone_lan_I[alone])
-            if alone_s < found.usd:
-                found = replace(found, counts_I=np.eye(len(self.offers))[alone], usd=alone_s)
-            return replace(found, least_usd=min(found.least_usd, alone_s))
+            found = self._least_lan_of(seconds, None)
+            for counts_I in self._with_able(seconds):
+                lan_s = self.lan_s(counts_I)
+                if lan_s < found.usd:
+                    found = replace(found, counts_I=counts_I, usd=lan_s)
+            return replace(found, least_usd=min(found.least_usd, found.usd))
         # Try each kind as the machine without LAN time, the most promising first.
         of_spot = self._spot_I & (self.most_spot is not None)
         columns = self._lan_I, self._speed_I, self._max_rows_I, of_spot
@@ -315,6 +314,24 @@ class RegionFleet:
             best = found if found.usd < best.usd else best
         return replace(best, least_usd=min(least, best.usd))
 
+    def _with_able(self, seconds: float) -> Iterator[NDArray[np.float64]]:
+        """Yield the best selections with a machine that computes all rows in a time.
+
+        It is alone, or a second machine makes its LAN time that of several machines.
+        """
+        one_II = np.eye(len(self.offers))
+        alone = self._fastest_alone(seconds)
+        if alone is None:
+            return
+        yield one_II[alone]
+        others = [i for i in self._order.tolist() if self._done(i, seconds)]
+        able = [i for i in others if self._done(i, seconds) >= self.rows]
+        for i, j in itertools.product(able, others):
+            pair_I = one_II[i] + one_II[j]
+            spots_fit = self.most_spot is None or self.spots(pair_I) <= self.most_spot
+            if self._most > 1 and (pair_I <= self._cap_I).all() and spots_fit:
+                yield pair_I
+
     def _fastest_alone(self, seconds: float) -> int | None:
         """Return the offer with minimum LAN time of which one computes all rows in a time."""
         able = [i for i in self._order.tolist() if self._done(i, seconds) >= self.rows]
@@ -326,9 +343,13 @@ class RegionFleet:
         return min(each.max_rows, most_rows(seconds, each.rows_per_s))
 
     def _least_lan_of(self, seconds: float, free: int | None) -> Covered:
+        """Return the machines with minimum LAN time; without ``free``, none computes all rows."""
         there_I = self._order
         rows, most, most_spot, cap_I = self.rows, self._most, self.most_spot, self._cap_I
-        if free is not None:
+        if free is None:
+            done_I = np.array([self._done(i, seconds) for i in range(len(self.offers))])
+            cap_I = np.where(done_I >= rows, 0.0, cap_I)
+        else:
             done = self._done(free, seconds)
             taken_I = np.zeros(len(self.offers))
             taken_I[free] = 1
@@ -398,7 +419,7 @@ class RegionFleet:
         if not there.any():
             return 0.0
         rows_I = np.minimum(self._max_rows_I[there], self.rows)
-        lan_s = float(self._lan_I @ self._cap_I)
+        lan_s = max(float(self._lan_I @ self._cap_I), float(self._alone_lan_I[there].max()))
         return self.fixed_s + float((rows_I / self._speed_I[there]).max()) + lan_s
 
     def smallest(self) -> Pick:
@@ -494,6 +515,7 @@ class RegionFleet:
             self.one_is_free,
             None if self.most_spot is None else self._spot_I[keep_I],
             self.most_spot or 0,
+            least=1 if self.one_is_free else 2,  # `known` has the best single machine
         )
         found = cheapest_cover(cover)
         if found.counts_I is not None:
@@ -589,4 +611,5 @@ class RegionFleet:
         cap_I = self._cap_I
         amounts_4I = np.array([cap_I * speed_I, cap_I * price_I, cap_I, cap_I * self._lan_I])
         power_I, cost_I, count_I, lan_I = amounts_4I @ better_II.T.astype(float)
-        return power_I, cost_I, count_I, lan_I
+        alone_I = (cap_I * self._alone_lan_I) @ better_II.T.astype(float)
+        return power_I, cost_I, count_I, np.where(count_I == 1, alone_I, lan_I)

@@ -20,6 +20,8 @@ from geo_ray.prices.price import Market
 from geo_ray.transport.links import LinkTable
 
 _IN_FULL: Final = (FP32_BITS, FP32_BITS)
+_EPS: Final = 1e-9
+_PARAMETER_COPIES: Final = 2  # there and back, in `Rental.lan_s`
 
 
 class RentalPrice(Protocol):
@@ -86,6 +88,7 @@ class Site:
         counts_lan: whether `Rental.lan_s` is computed from the network because it was not measured.
         own_steps: where the network is used at exchanges only. `Rental.lan_s` is then not that of a
             step: see `Request.at`.
+        optimizer_copies: values per parameter in the optimizer's state.
         server: instance type of the parameter server; None: on one of the machines.
         edges_h: all hours at which one of these prices changes.
         server_since_h: `Rental.since_h` of the server.
@@ -100,6 +103,7 @@ class Site:
     one_is_free: bool = False
     counts_lan: bool = False
     own_steps: OwnSteps = "never"
+    optimizer_copies: int = 0
     server: str | None = None
     edges_h: frozenset[float] = frozenset()
     server_since_h: float = 0.0
@@ -206,17 +210,22 @@ class Request:
     def at(self, interval: int) -> Request:
         """Return the request for one interval, with the LAN time that it gives a step.
 
-        Workers that make the optimizer's steps use the network once per exchange, the worker of a
-        single region once per `state_every` steps.
+        Workers that make the optimizer's steps send their parameters `Pattern.sends` times per
+        exchange; the only worker of a region also every `state_every` steps, each time with its
+        optimizer's state.
 
         Args:
             interval: one of `intervals`.
         """
         if not self.lan_depends:
             return self
-        every = self.work.pattern.timing(interval).every
-        apart = max(1.0, self.state_every if len(self.sites) == 1 else every)
-        sites = [_at(site, apart) for site in self.sites]
+        pattern = self.work.pattern
+        every = max(1.0, pattern.timing(interval).every)
+        in_between = math.ceil(every / self.state_every - _EPS) - 1
+        alone, several = (pattern.sends + in_between) / every, pattern.sends / every
+        if len(self.sites) == 1:
+            alone = 1 / self.state_every
+        sites = [_at(site, min(1.0, alone), min(1.0, several)) for site in self.sites]
         return replace(self, sites=sites, intervals=(interval,))
 
     def fleets(self, bracket: Bracket = UNCHANGING, most_nodes: int = 20_000) -> list[RegionFleet]:
@@ -341,17 +350,23 @@ class Request:
         )
 
 
-def _at(site: Site, apart: float) -> Site:
-    """Return a site whose workers, if they make the optimizer's steps, send after so many steps."""
+def _at(site: Site, alone: float, several: float) -> Site:
+    """Return a site with the LAN time of a step, if its workers make the optimizer's steps.
+
+    Args:
+        site: the site.
+        alone: how often the only worker sends parameters and optimizer, per step.
+        several: how often several workers send parameters, per step.
+    """
     rentals = []
     for rental in site.rentals:
-        sent_s = rental.lan_s / apart
+        sent_s, alone_s = rental.lan_s, None
         if site.own_steps == "always":
-            rentals.append(replace(rental, lan_s=sent_s))
-        elif site.own_steps == "alone" and rental.workers == 1:
-            rentals.append(replace(rental, alone_lan_s=sent_s))
-        else:
-            rentals.append(rental)
+            sent_s *= several
+        if site.own_steps != "never" and rental.workers == 1:
+            copies = _PARAMETER_COPIES + site.optimizer_copies
+            alone_s = rental.lan_s * alone * copies / _PARAMETER_COPIES
+        rentals.append(replace(rental, lan_s=sent_s, alone_lan_s=alone_s))
     return replace(site, rentals=rentals, own_steps="never")
 
 

@@ -674,7 +674,9 @@ class BracketSearch:
         work, steps_s, workers, fractions = self.request.work, [], 0, 0.0
         for fleet in self.request.fleets():
             count = sum(offer.cap for offer in fleet.offers)
-            lan_s = sum(offer.cap * offer.lan_s for offer in fleet.offers)
+            lan_s = sum(
+                offer.cap * max(offer.lan_s, offer.alone_lan_s or 0.0) for offer in fleet.offers
+            )
             slowest = min(offer.rows_per_s for offer in fleet.offers if offer.cap)
             steps_s.append(fleet.fixed_s + lan_s + fleet.rows / slowest)
             workers += count

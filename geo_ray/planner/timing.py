@@ -168,6 +168,15 @@ class Pattern:
         """Whether regions train during an exchange."""
         return self.blocking != "always"
 
+    @property
+    def sends(self) -> int:
+        """How often per exchange a server needs the state of workers that have an optimizer.
+
+        It needs it for the update, when the answer arrives during training, and when an answer is
+        merged some steps later.
+        """
+        return 1 + self.trains_on + bool(self.hidden)
+
     def timing(self, interval: int, *, owes: bool = False) -> Timing:
         """Return the exchanges at an interval.
 

@@ -353,6 +353,7 @@ def site_of(
         one_is_free=offer.server is None and counts_lan,
         counts_lan=counts_lan,
         own_steps=_own_steps(experiment) if counts_lan else "never",
+        optimizer_copies=_STATES[experiment.optimizer.kind],
         server=offer.server,
         edges_h=frozenset(edges_h),
     )

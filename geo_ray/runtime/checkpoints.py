@@ -72,6 +72,7 @@ class Saver:
         }
         self.health = health
         self._is_healthy = True
+        self._is_last = False  # see `CheckpointStore.commit`
         self._id: int | None = None
         self._newest = store.next_id() - 1 if store.is_remote else -1
         self._refused: dict[int, GeoRayError] = {}  # saves that the store did not begin
@@ -125,8 +126,11 @@ class Saver:
         self.abandon()
         self._expected = self._expected - parts
 
-    def begin(self) -> int:
+    def begin(self, *, is_last: bool = False) -> int:
         """Open the next checkpoint.
+
+        Args:
+            is_last: see `CheckpointStore.commit`.
 
         Raises:
             RunDirectoryError: its directory cannot be created. A remote store's refusal is reported
@@ -142,6 +146,7 @@ class Saver:
             self._store.begin(checkpoint)
         self._newest = checkpoint
         self._id, self._parts, self._step = checkpoint, {}, 0
+        self._is_last = is_last
         self._is_healthy = self.health.judge()
         return checkpoint
 
@@ -164,7 +169,7 @@ class Saver:
         )
         done: Future[int] = Future()
         self._commit = done
-        self._ask(partial(self._commit_one, manifest, done))
+        self._ask(partial(self._commit_one, manifest, done, is_last=self._is_last))
 
     def committed(self, wait_s: float = 0.0) -> int | None:
         """Return the size of the open checkpoint once it is committed.
@@ -249,11 +254,13 @@ class Saver:
         except GeoRayError as error:
             log.warning("files of checkpoint %d remain: %s", checkpoint, error.message)
 
-    def _commit_one(self, manifest: CheckpointManifest, done: Future[int]) -> None:
+    def _commit_one(
+        self, manifest: CheckpointManifest, done: Future[int], *, is_last: bool
+    ) -> None:
         try:
             if manifest.id in self._refused:
                 raise self._refused[manifest.id]
-            self._store.commit(manifest.id, manifest)
+            self._store.commit(manifest.id, manifest, is_last=is_last)
         except Exception as error:  # of any class: the caller must receive it
             if isinstance(error, CheckpointConflictError) or not self._counts(manifest):
                 done.set_exception(typed(error))
@@ -406,7 +413,7 @@ class CheckpointWatch:
             is_over: whether they have nothing more to do.
         """
         try:
-            checkpoint = self.saver.begin()
+            checkpoint = self.saver.begin(is_last=is_over)
         except GeoRayError as error:
             self.failed(error)
             return

@@ -188,6 +188,7 @@ class ServedCheckpoints:
         self.outcome: str | None = None
         self._open: int | None = None
         self._halts = False  # whether training ends at the open checkpoint
+        self._is_last = False  # whether the run has ended before the open checkpoint
         self._counted = -1  # checkpoint from whose round the next one is counted
         self._retry_s = 0.0
         self._closed = -1  # newest checkpoint that has ended
@@ -253,7 +254,8 @@ class ServedCheckpoints:
     def begin_last(self) -> bool:
         """Begin the checkpoint after the end of the run; return whether that is possible."""
         self._begin()
-        return self._open is not None
+        self._is_last = self._open is not None
+        return self._is_last
 
     @property
     def is_open(self) -> bool:
@@ -323,7 +325,8 @@ class ServedCheckpoints:
             healthy=all(part.finite for part in written),
             extra=extra,
         )
-        self._store.commit(checkpoint, manifest)
+        is_whole = self._is_last and not self._left_out
+        self._store.commit(checkpoint, manifest, is_last=is_whole)
         return manifest
 
     def _ask(self, call: Any) -> Any:

@@ -160,8 +160,14 @@ class CheckpointStore:
             self._open.add(id)
         return self._root.folder(id)
 
-    def commit(self, id: int, manifest: CheckpointManifest) -> Checkpoint:
+    def commit(self, id: int, manifest: CheckpointManifest, *, is_last: bool = False) -> Checkpoint:
         """Commit a save: verify every part, write the manifest last, remove old checkpoints.
+
+        Args:
+            id: the save.
+            manifest: its manifest.
+            is_last: whether it has the whole state at the end of a run. It then replaces earlier
+                checkpoints of the same step, unless it is not healthy.
 
         Raises:
             CheckpointError: the save was not begun, or the manifest belongs to another save.
@@ -191,7 +197,7 @@ class CheckpointStore:
             folder.remove(folder.sizes().keys() - parts)  # of dead writers
             folder.write(MANIFEST_FILE, [data[:half], data[half:]], len(data), step)
         self._open.discard(id)
-        self._retain()
+        self._retain(manifest if is_last and manifest.healthy else None)
         return Checkpoint(folder, manifest)
 
     def abandon(self, id: int) -> None:
@@ -351,10 +357,10 @@ class CheckpointStore:
         except GeoRayError as error:
             _log.warning("files of unfinished saves were not removed: %s", error.message)
 
-    def _retain(self) -> None:
+    def _retain(self, last: CheckpointManifest | None) -> None:
         """Remove everything older than the `keep` newest checkpoints that look complete.
 
-        The newest healthy one is always retained.
+        The newest healthy one is always retained. Earlier ones of the step of ``last`` are not.
 
         A failure is only logged, because the save itself has succeeded.
         """
@@ -363,7 +369,13 @@ class CheckpointStore:
             found = None if id in self._known_bad else self._seen(id)
             is_first_healthy = found is not None and not has_healthy and found.manifest.healthy
             has_healthy |= is_first_healthy
-            if retained < self._keep or is_first_healthy:
+            is_replaced = (
+                last is not None
+                and found is not None
+                and found.manifest.step == last.step
+                and id < last.id
+            )
+            if is_first_healthy or (retained < self._keep and not is_replaced):
                 retained += found is not None
                 continue
             folder = self._root.folder(id)

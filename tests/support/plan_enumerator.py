@@ -38,6 +38,7 @@ LAST_BITS_ONE_BY_ONE = {  # of strategies that answer one by one, at their defau
 LOSS = {None: 0.0, "fp16": 0.0002, "int8": 0.001, "int4": 0.003, "chunked_topk": 0.015}
 LOSS_OF_INTERVAL = [(1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05)]
 LOSS_OF_DELAY = 0.005
+OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adamw": 2}
 T_95 = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833]
 
 
@@ -162,21 +163,28 @@ class Rented:
 
     Attributes:
         rows_s: seconds of a step without the LAN.
-        lan_s: seconds of the LAN, in a step or an exchange.
-        sends_apart: whether the LAN is used for exchanges only.
+        lan_s: seconds of the LAN for gradients and parameters, once.
+        stepping: workers that make the optimizer's steps: one, several, or none.
         goes_on: whether they are those that run, all of them and no others.
     """
 
     rows_s: float
     lan_s: float
-    sends_apart: bool
+    stepping: str
     machines: tuple[tuple[Mapping[str, Any], float, int], ...]
     lost_fraction: float
     goes_on: bool
 
-    def step_s(self, every: float) -> float:
+    def step_s(self, question: Question, every: float) -> float:
         """Return the seconds of a step if there are so many from one exchange to the next."""
-        return self.rows_s + (self.lan_s / max(1.0, every) if self.sends_apart else self.lan_s)
+        if self.stepping == "none":
+            return self.rows_s + self.lan_s
+        sends = 1 if question.blocking == "always" else 2 if question.hidden_steps is None else 3
+        every, copies = max(1.0, every), 2
+        if self.stepping == "one":
+            copies += OPTIMIZER_COPIES[question.config["optimizer"]["kind"]]
+            sends += math.ceil(every / question.config["train"]["state_every"]) - 1
+        return self.rows_s + self.lan_s * copies / 2 * min(1.0, sends / every)
 
 
 def step_of(rows: int, speeds: Sequence[float], rooms: Sequence[float]) -> float:
@@ -196,7 +204,7 @@ def step_of(rows: int, speeds: Sequence[float], rooms: Sequence[float]) -> float
 def lan_of(
     question: Question, place: Mapping[str, Any], used: Sequence[Mapping[str, Any]]
 ) -> float:
-    """Return the LAN time that machines of a region add to a step, or to an exchange."""
+    """Return the LAN time of machines of a region for gradients and parameters, once."""
     plan = question.config["plan"]
     if plan.get("lan_s_per_machine") is not None:
         return float(plan["lan_s_per_machine"] * len(used))
@@ -210,24 +218,33 @@ def lan_of(
     return sum(each_s) - (0.0 if place.get("server") else max(each_s))
 
 
-def sends_apart(question: Question, used: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether the workers on machines of a region make the optimizer's steps."""
-    if question.config["plan"].get("lan_s_per_machine") is not None:
-        return False
-    on = question.config["train"].get("optimizer_on", "server")
+def stepping(question: Question, used: Sequence[Mapping[str, Any]]) -> str:
+    """Return which workers on machines of a region make the optimizer's steps."""
     is_one = len(used) == 1 and (used[0].get("accelerators") or 1) == 1
+    if question.config["plan"].get("lan_s_per_machine") is not None:
+        return "none"
+    if not may_step(question, alone=is_one):
+        return "none"
+    return "one" if is_one else "several"
+
+
+def may_step(question: Question, *, alone: bool) -> bool:
+    """Tell whether a worker that is alone, or one of several, makes the optimizer's steps."""
+    on = question.config["train"].get("optimizer_on", "server")
     waits = question.blocking == "always" and not question.one_by_one
-    return on == "worker" or (on == "auto" and is_one and waits)
+    return on == "worker" or (on == "auto" and alone and waits)
 
 
 def max_rows_of(question: Question, place: Mapping[str, Any], machine: Mapping[str, Any]) -> float:
-    """The rows that the memory of a machine has room for; of workers that keep no optimizer."""
+    """The rows that the memory of a machine has room for."""
     copy = 4 * question.num_params
     row_bytes = question.config["plan"].get("activation_mb_per_row", 0.0) * 1e6
     accelerators = machine.get("accelerators") or 0
     several = 2 if len(question.names) > 1 else 0
-    host = 0 if place.get("server") else (4 + several) * copy
-    host += 2 * copy * max(1, accelerators)
+    optimizer = OPTIMIZER_COPIES[question.config["optimizer"]["kind"]]
+    worker = 2 + (optimizer if may_step(question, alone=accelerators <= 1) else 0)
+    host = 0 if place.get("server") else (4 + optimizer + several) * copy
+    host += 2 * copy * accelerators if accelerators else worker * copy
     rooms = []
     if machine.get("host_gb") is not None:
         left = machine["host_gb"] * 1e9 - host
@@ -236,7 +253,7 @@ def max_rows_of(question: Question, place: Mapping[str, Any], machine: Mapping[s
         else:
             rooms.append(left // row_bytes if row_bytes else math.inf)
     if accelerators and machine.get("accelerator_gb") is not None:
-        left = machine["accelerator_gb"] * 1e9 - 2 * copy
+        left = machine["accelerator_gb"] * 1e9 - worker * copy
         rooms.append(accelerators * (left // row_bytes) if row_bytes else math.inf)
     return max(0.0, min(rooms, default=math.inf))
 
@@ -277,7 +294,7 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
         rows_s = step_of(rows, speeds, rooms) + plan["step_overhead_s"]
         if math.isinf(rows_s):
             continue
-        lan = lan_of(question, place, used), sends_apart(question, used)
+        lan = lan_of(question, place, used), stepping(question, used)
         chosen = tuple(
             (record, age_h or 0.0, n)
             for (record, _, _, age_h), n in zip(kinds, counts, strict=True)
@@ -484,7 +501,7 @@ def plan_with(
     """Return the plan of these machines and exchanges."""
     names = question.names
     every = how.interval / question.fragments
-    steps_s = {name: each.step_s(every) for name, each in zip(names, chosen, strict=True)}
+    steps_s = {name: each.step_s(question, every) for name, each in zip(names, chosen, strict=True)}
     trained_s, usd = trained(question, how, steps_s)
     shares = [each.lost_fraction for each in chosen]
     lost = min(0.9, sum(shares) if question.synchronous else max(shares))

@@ -159,6 +159,8 @@ def with_own_networks(rng: random.Random, config: dict[str, Any]) -> None:
                 machine["host_gb"] = rng.choice([0.0035, 0.0085, 1.0])
                 machine["accelerator_gb"] = rng.choice([0.0025, 0.0065, 1.0])
     config["train"]["optimizer_on"] = rng.choice(["auto", "auto", "server", "worker"])
+    config["train"]["state_every"] = rng.choice([1, 3, 20, 100])
+    config["optimizer"]["kind"] = rng.choice(["sgd", "momentum", "adamw"])
 
 
 def links_file(question: Question, path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -18,8 +19,11 @@ from torch import Tensor
 
 from geo_ray.base.errors import RegionLostError, ServerLostError
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.joining.save_round import SaveStage
+from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining
+from geo_ray.runs.checkpoints import SAVED_REGIONS
 from geo_ray.runs.replanning import Decision, MembersPlan
 from geo_ray.runtime import averagers as averagers_module
 from geo_ray.runtime import served_checkpoints
@@ -30,6 +34,7 @@ from geo_ray.runtime.served_checkpoints import ServedCheckpoints, read_saved
 from geo_ray.runtime.serving import ServedPlans, terms_of
 from geo_ray.runtime.spec import demand_of, demands_of
 from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest
 from tests.integration.joining.test_serve import CONFIG
 from tests.support.join_support import WAIT_S, Loop, terms, train_all
 from tests.support.join_support import serving as in_process
@@ -82,7 +87,10 @@ class Launcher:
 
     def close(self) -> None:
         for _, each in self.made:
-            each.real.close()
+            if each.real._listening is not None:
+                each.real.close()
+            elif each.real._follower is not None:  # the standby
+                each.real._follower.close()
 
 
 class Places:
@@ -94,13 +102,31 @@ class Places:
 def calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (averagers_module, served_checkpoints):
         monkeypatch.setattr(module, "collect", collect)
+    monkeypatch.setattr(averagers_module, "kill", kill)
 
 
-def experiment_of(holders: int) -> Experiment:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Actors set the threads of their processes, on which the last bits depend."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def kill(actor: Actor) -> None:
+    """End an averager's process, as far as others notice."""
+    actor.is_killed = True
+    if actor.real._listening is not None:
+        actor.real._listening._fence("killed by the test")
+
+
+def experiment_of(holders: int, **changes: Any) -> Experiment:
     sections = {
         "train": {"steps": STEPS},
         "serve": CONFIG["serve"] | {"holders": holders},
         "checkpoint": {"every_s": 0.01},
+        **changes,
     }
     return Experiment.model_validate_json(json.dumps(CONFIG | sections))
 
@@ -109,9 +135,14 @@ class Served:
     """A run that is served by such processes; the test is its run loop."""
 
     def __init__(
-        self, folder: Path, holders: int, resumes: bool = False, follows_plan: bool = False
+        self,
+        folder: Path,
+        holders: int,
+        resumes: bool = False,
+        follows_plan: bool = False,
+        **changes: Any,
     ) -> None:
-        self.experiment, self.launcher = experiment_of(holders), Launcher()
+        self.experiment, self.launcher = experiment_of(holders, **changes), Launcher()
         self.store = CheckpointStore(folder / "checkpoints")
         write_credentials(self.experiment, folder)
         self.processes = AveragerProcesses(
@@ -141,7 +172,7 @@ class Served:
             raise found["failure"]
         self.processes.watch(found["stalled_s"])
         trains = found["stage"] == Stage.TRAINING.value
-        self.checkpoints.poll(found["save"], found["rounds"], trains=trains)
+        self.events += self.checkpoints.poll(found["save"], found["rounds"], trains=trains)
         if trains:
             self.plans.tick(found, time.monotonic())
             self.is_planned.set()
@@ -164,10 +195,35 @@ class Served:
             elif stage == Stage.DONE.value:
                 layout, params_P = self.processes.fetch_model()
                 assert layout.size == params_P.numel()
-                self.processes.actor.end_save.remote(None)
+                self._save_last()
                 return params_P
             time.sleep(0.02)
         raise AssertionError("the run does not end")
+
+    def _save_last(self) -> None:
+        """As the run loop does."""
+        self._await_checkpoint()
+        if self.checkpoints.begin_last():
+            self._await_checkpoint()
+        self.processes.ask("end_save", None)
+
+    def _await_checkpoint(self) -> None:
+        until_s = time.monotonic() + WAIT_S
+        while self.checkpoints.is_open and time.monotonic() < until_s:
+            self.poll()
+            time.sleep(0.02)
+
+    @property
+    def server(self) -> Any:
+        """The process that serves the run now."""
+        return cast(Actor, self.processes.actor).real._server
+
+    @property
+    def made(self) -> list[CheckpointManifest]:
+        """The checkpoints that exist; their files are complete."""
+        folders = sorted(self.store._root.ids())
+        assert folders == self.store.ids()  # nothing remains of others
+        return [self.store.open(each).manifest for each in folders]
 
     def close(self) -> None:
         self.plans.close()
@@ -317,3 +373,124 @@ def test_the_interval_follows_the_members(holders: int, folder: Path) -> None:
     assert steps["eu"][:3] == [4, 8, 9] and steps["us"][0] == 4
     assert steps["us"][1:] == steps["eu"][-len(steps["us"]) + 1 :]
     assert {b - a for a, b in pairwise(steps["us"][2:-1])} == {3}
+
+
+def test_the_last_checkpoint_replaces_that_of_the_last_round(folder: Path) -> None:
+    """It has what the loop does after its last `sync.step`; no exchange follows."""
+    served = Served(folder, 2, checkpoint={"every_rounds": 1})
+
+    def each(sync: JoinedTraining) -> None:
+        """Wait in the last round until its checkpoint has begun."""
+        until_s = time.monotonic() + WAIT_S
+        while sync.steps == STEPS - 1 and time.monotonic() < until_s:
+            save = served.server.service.save
+            if save is not None and save.stage is SaveStage.MEETING:
+                return
+            time.sleep(0.02)
+
+    try:
+        loops = {
+            n: partial(
+                Loop(served.processes.address, n, folder, checkpoints=folder / "saved" / n).run,
+                each,
+            )
+            for n in ("eu", "us")
+        }
+        found = train_all({**loops, "serve": served.run})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+    finally:
+        served.close()
+    made = [e["step"] for e in served.events if e["kind"] == "checkpoint"]
+    assert made[-2:] == [STEPS, STEPS]
+    steps = [each.step for each in served.made]
+    assert steps[-1] == STEPS and len(set(steps)) == len(steps) > 1
+
+
+@pytest.mark.parametrize("where", ["meeting", "part", "saved", "ready", "fetching"])
+def test_a_checkpoint_during_which_the_server_is_lost_is_whole_or_absent(
+    where: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standby continues; the next checkpoint is whole, and the run continues from it."""
+    (plain := folder.parent / "plain").mkdir()
+    run = terms(("eu", "us"), STEPS, strategy=CONFIG["strategy"])
+    with in_process(run, plain) as (_, there):
+        expected = train_all({name: Loop(there, name, plain).run for name in ("eu", "us")})
+    died, dying, lost = threading.Event(), threading.Lock(), list[int]()
+
+    def may_die() -> bool:
+        return not died.is_set() and served.processes._standby is not None
+
+    def die() -> None:
+        with dying:
+            if not died.is_set():
+                lost.append(served.server.service.save.id)
+                kill(cast(Actor, served.processes.actor))
+                died.set()
+
+    on_message, remote = JoinServer._on_message, Call.remote
+
+    def received(server: JoinServer, peer: str, message: Any) -> None:
+        if message.kind == where and may_die():
+            die()
+        on_message(server, peer, message)
+
+    def called(call: Call, *arguments: Any) -> Any:
+        answer = remote(call, *arguments)
+        if call.name == "poll" and not isinstance(answer, Exception) and may_die():
+            save = answer["save"]
+            if save is not None and save["stage"] == where:
+                die()
+        if (call.name, where) == ("saved_piece", "fetching") and may_die():
+            die()
+        return answer
+
+    monkeypatch.setattr(JoinServer, "_on_message", received)
+    served = Served(folder, 2, averager={"standby": "auto"}, checkpoint={"every_rounds": 1})
+    monkeypatch.setattr(Call, "remote", called)
+
+    def each(sync: JoinedTraining) -> None:
+        """Wait in the second round until the standby is ready; leave time for checkpoints."""
+        until_s = time.monotonic() + WAIT_S
+        while sync.steps == 5 and time.monotonic() < until_s:
+            if served.processes._standby is not None:
+                break
+            time.sleep(0.02)
+        if sync.steps < STEPS - 1:
+            time.sleep(0.1)
+
+    loops = {n: Loop("", n, folder, checkpoints=folder / "saved" / n) for n in ("eu", "us")}
+    try:
+        placed = {n: replace(e, address=served.processes.address) for n, e in loops.items()}
+        calls = {name: partial(loop.run, each) for name, loop in placed.items()}
+        found = train_all({**calls, "serve": served.run})
+        assert died.is_set()
+        assert not [one for one in found.values() if isinstance(one, Exception)], found
+        for name in loops:
+            assert torch.equal(found[name][0], expected[name][0])
+        later = [each for each in served.made if each.id > lost[0]]
+        assert len(later) > 1
+        for manifest in served.made:
+            assert len(manifest.parts) == 2
+            assert manifest.extra[SAVED_REGIONS] == ["eu", "us"]
+    finally:
+        served.close()
+    first = later[0]
+    assert first.step < STEPS
+    for manifest in later[1:]:
+        shutil.rmtree(folder / "checkpoints" / f"ckpt-{manifest.id:08d}")
+    again = Served(folder, 2, resumes=True)
+    try:
+        firsts: dict[str, int] = {}
+        placed = {n: replace(e, address=again.processes.address) for n, e in loops.items()}
+
+        def note(sync: JoinedTraining, name: str) -> None:
+            firsts.setdefault(name, sync.steps)
+
+        calls = {n: partial(e.run, partial(note, name=n)) for n, e in placed.items()}
+        found = train_all({**calls, "serve": again.run})
+        assert not [one for one in found.values() if isinstance(one, Exception)], found
+        assert firsts == dict.fromkeys(loops, first.step + 1)
+        for name in loops:
+            assert torch.equal(found[name][0], expected[name][0])
+    finally:
+        again.close()

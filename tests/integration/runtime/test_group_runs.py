@@ -47,8 +47,11 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "2.bias": (2,),
     }
     assert all(torch.isfinite(each).all() for each in found.values())
-    kinds = [event.kind for event in read_events(run.path / EVENTS_FILE)]
+    events = list(read_events(run.path / EVENTS_FILE))
+    kinds = [event.kind for event in events]
     assert kinds.count("step") == 6
+    first = {event["region"]: event["loss"] for event in reversed(events) if event.kind == "step"}
+    assert first["eu"] != first["us"]  # each rank has its own rows
     assert "region_lost" not in kinds and "worker_lost" not in kinds
     assert run.report_path.exists()
 

@@ -226,3 +226,27 @@ def test_a_state_comes_after_the_step_unless_that_waits(data_dir: Path) -> None:
     assert server.ask_optimizer(0, is_paused=True)
     server.leave(1)
     assert server.ask_optimizer(0) and server.lacking == {0}
+
+
+@pytest.mark.parametrize(("mode", "lacking"), [("async", {1}), ("sync", {0, 1})])
+def test_a_checkpoint_needs_one_state_of_each_worker_that_does_not_wait_for_others(
+    data_dir: Path, mode: str, lacking: set[int]
+) -> None:
+    """The first worker sends its state and pushes again before the second sends one."""
+    region = run_of("halos", data_dir, {"a": 2, "b": 2}, mode=mode).world.regions["a"]
+    server, (shard,) = region.server, region._shards
+    work = {each.worker: each for each in [*server.join(0), *server.join(1)]}
+
+    def push(rank: int) -> None:
+        shard.put(rank, torch.zeros_like(shard.params_S))
+        report = StepReport(work[rank].span, 1.0, 1.0)
+        work.update({e.worker: e for e in server.push(rank, report) if hasattr(e, "span")})
+
+    push(0)
+    push(1)
+    server.begin_saving()
+    assert server.lacking == {0, 1}
+    server.on_optimizer(0)
+    push(0)
+    push(1)
+    assert server.lacking == lacking

@@ -73,6 +73,13 @@ def test_the_readme_has_less_than_700_words() -> None:
     assert len(README.split()) < 700
 
 
+def test_figures_of_the_quickstart_are_said_to_depend_on_the_processor() -> None:
+    page = (ROOT / "docs" / "start" / "quickstart.md").read_text()
+    for text in (README, page):
+        before, loss, _ = text.partition("loss 0.07637, accuracy 0.9808, ")
+        assert loss and "processor" in before.rpartition("```text")[0].splitlines()[-2]
+
+
 def test_the_page_of_commands_has_every_command() -> None:
     page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert [name for name in _COMMANDS if f"geo-ray {name}" not in page] == []

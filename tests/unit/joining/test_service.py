@@ -330,6 +330,51 @@ def test_a_region_that_comes_after_the_end_is_refused(trains: bool) -> None:
     assert world.refusals("us#0") == ["JOIN_REFUSED"]
 
 
+@pytest.mark.parametrize("strategy", ["sma", "asgd_ga"])
+def test_after_the_refusal_nothing_is_answered(strategy: str) -> None:
+    """Updates, lost regions and requests that come after the end of a run."""
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, strategy={"kind": strategy, "interval": INTERVAL})
+    world.start()
+    sent = _updates(world)
+    world.inbox.clear()
+    version, executed = world.service.version, world.service.averagers.version
+    assert {each.peer for each in world.service.on_end("it was stopped")} == {"eu#0", "us#0"}
+    for name, messages in sent.items():
+        for each in messages:
+            assert world.deliver(name, each) == []
+    _end(world, "eu#0", "us#0")
+    assert world.inbox == {}
+    assert world.service.request_stop() == world.service.on_wake() == []
+    world.now_s = 1e6
+    assert world.service.check_late(1.0) == []
+    assert world.service.on_lost("us", "it has left") == []
+    assert not world.service.is_awaited("us#0") and world.service.is_awaited("eu#0")
+    assert (world.service.version, world.service.averagers.version) == (version, executed)
+    assert world.service.stage is Stage.TRAINING
+
+
+def test_a_holder_that_comes_after_the_end_of_a_run_does_not_start_it() -> None:
+    world = World({"eu": [WHOLE]}, holders=2)
+    world.hello("eu", 0)
+    assert {each.peer for each in world.service.on_end("it was stopped")} == {"eu#0"}
+    world.inbox.clear()
+    own = Message("holder", {"host": "10.0.0.1", "port": 7448}, b"", "control")
+    assert world.deliver(holder_name(1), own) == []
+    assert world.service.stage is Stage.GATHERING and world.inbox == {}
+
+
+def test_ranks_that_were_told_to_leave_get_nothing_else() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    (first, *_) = _updates(world)["eu#0"]
+    _end(world, "eu#0", "us#0")
+    _state(world, "eu#0", 1.0)
+    assert world.service.stage is Stage.DONE
+    assert world.deliver("eu#0", first) == []
+    assert world.service.lose("eu", "it has left") == []
+    assert world.refusals("eu#0") == []
+
+
 def test_a_gap_between_shares_is_refused() -> None:
     world = World({"eu": [WHOLE], "us": (((0, 6),), ((7, P),))})
     world.hello("eu", 0)

@@ -130,7 +130,7 @@ class SlowStore(CheckpointStore):
         super().__init__(root, keep=2)
         self.may_end = threading.Event()
 
-    def commit(self, id: int, manifest: CheckpointManifest) -> Checkpoint:
+    def commit(self, id: int, manifest: CheckpointManifest, *, is_last: bool = False) -> Checkpoint:
         assert self.may_end.wait(LONG_S)
         return super().commit(id, manifest)
 

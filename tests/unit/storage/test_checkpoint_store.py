@@ -33,10 +33,12 @@ from geo_ray.storage.manifest import (
 from geo_ray.storage.parts import write_part
 
 
-def manifest(id: int, parts: tuple[Any, ...] = (), **extra: Any) -> CheckpointManifest:
+def manifest(
+    id: int, parts: tuple[Any, ...] = (), step: int | None = None, **extra: Any
+) -> CheckpointManifest:
     return CheckpointManifest(
         id=id,
-        step=id * 10,
+        step=id * 10 if step is None else step,
         created="2026-01-02T03:04:05Z",
         config_digest="ab" * 32,
         parts=parts,
@@ -192,6 +194,22 @@ def test_the_newest_checkpoints_stay(store: CheckpointStore, tmp_path: Path) -> 
         save(store, id)
     assert store.ids() == [3, 4]
     assert directories(tmp_path / "checkpoints") == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("step", "healthy", "stay"),
+    [(10, True, [0, 2]), (20, True, [0, 1, 2]), (10, False, [0, 1, 2])],
+)
+def test_the_last_checkpoint_of_a_run_replaces_one_of_the_same_step(
+    tmp_path: Path, step: int, healthy: bool, stay: list[int]
+) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", 3)
+    for id in range(2):
+        save(store, id)
+    store.begin(2)
+    last = manifest(2, step=step).model_copy(update={"healthy": healthy})
+    store.commit(2, last, is_last=True)
+    assert store.ids() == stay
 
 
 @pytest.mark.parametrize("keep", [-1, 0, 1])
