@@ -120,7 +120,7 @@ def by_kind(processes: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
 
 def train(folder: Path) -> tuple[MemoryPeak, float]:
     """Return the peak of a run whose servers have the optimizer, and its millions of parameters."""
-    return _driven(folder, TRAIN)
+    return _driven(folder, TRAIN, "--set", "train.optimizer_on=server")
 
 
 def worker(folder: Path) -> tuple[MemoryPeak, float]:

@@ -89,11 +89,10 @@ def measure(layers: int, pairs: int, tls: str) -> dict[str, Any]:
             JoinCredentials(each, "run", key, authority.issue(each)).write(folder / f"{each}.pem")
         pipes = {name: context.Pipe() for name in (SERVER, *_names())}
         ports = [_free_port() for _ in REGIONS]
-        bare = {name: _free_port() for name in _names()}
         shape = (layers, pairs, tls, str(folder))
-        server = context.Process(target=_serve, args=(*shape, bare, barrier, pipes[SERVER][1]))
+        server = context.Process(target=_serve, args=(*shape, barrier, pipes[SERVER][1]))
         server.start()
-        address = pipes[SERVER][0].recv()
+        address, bare = pipes[SERVER][0].recv()
         ranks = [
             context.Process(
                 target=_be_rank,
@@ -250,7 +249,6 @@ def _serve(
     pairs: int,
     tls: str,
     folder: str,
-    bare: dict[str, int],
     barrier: Any,
     result: Connection,
 ) -> None:
@@ -267,11 +265,14 @@ def _serve(
     credentials = JoinCredentials.read(Path(folder) / f"{SERVER}.pem")
     server = JoinServer(terms, credentials, transport=TransportConfig(tls=tls))
     halves = [Half(layers * WIDTH * WIDTH // RANKS) for _ in range(RANKS)]
-    for name, port in bare.items():
+    bare = {}
+    for name in _names():
         region, _, number = name.partition(".")
-        half = halves[int(number)]
-        threading.Thread(target=half.serve, args=(region, port, pairs), daemon=True).start()
-    result.send("geo-ray://{}:{}".format(*server.address))
+        listener = socket.create_server(("127.0.0.1", 0))
+        bare[name] = int(listener.getsockname()[1])
+        arguments = (region, listener, pairs)
+        threading.Thread(target=halves[int(number)].serve, args=arguments, daemon=True).start()
+    result.send(("geo-ray://{}:{}".format(*server.address), bare))
     clock = Processor(barrier)
     for turn in range(pairs):
         for kind in _order(turn):
@@ -299,9 +300,9 @@ class Half:
         self._answer_S = torch.empty(0)
         self._all_here = threading.Barrier(len(REGIONS), action=self._average)
 
-    def serve(self, region: str, port: int, rounds: int) -> None:
-        """Answer the rank of a region that has this half."""
-        with socket.create_server(("127.0.0.1", port)) as listener:
+    def serve(self, region: str, listener: socket.socket, rounds: int) -> None:
+        """Answer the rank of a region that has this half, and close the listener."""
+        with listener:
             sock = listener.accept()[0]
         room_S = torch.empty(self._size)
         for _ in range(rounds):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
@@ -65,6 +65,7 @@ from geo_ray.training.wire_format import (
     read_stats,
     state_meta,
 )
+from geo_ray.training.worker_runs import Reported, WorkerRuns
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
@@ -220,8 +221,7 @@ class PrimaryShard:
         # how many threads need that state to merge an answer or to copy it.
         self._released: set[int] = set()
         self._waiting_for_state = 0
-        self._runs: set[int] = set()  # workers that were allowed several steps
-        self._deferred: list[Callable[[], object]] = []  # until such a worker reports
+        self._runs = WorkerRuns(server)
         self._attempts: dict[int, int] = {}
         # Model buffers of the version that a worker was told to fetch.
         self._announced_B: dict[int, Tensor | None] = {}
@@ -255,7 +255,11 @@ class PrimaryShard:
     def stop(self) -> None:
         """Finish after the current step; for a single region."""
         with self._changed:
-            self._after_run(self.server.stop)
+            self._execute(self._runs.handle(self._stop))
+
+    def _stop(self) -> list[Effect]:
+        self.server.stop()
+        return []
 
     def lose(self, worker: int, attempt: int) -> None:
         """Record that a worker's process has ended, even if its connection is still open."""
@@ -264,31 +268,27 @@ class PrimaryShard:
                 self._attempts[worker] = attempt + 1  # later messages are refused
                 with self._times_lock:
                     self._times.forget(worker)
-                self.server.model.pulls.note_received(worker)
-                self._forget(worker)
-                self._execute(self.server.leave(worker))
-                self._run_deferred()
+                self._lose(worker, partial(self.server.leave, worker))
 
-    def _forget(self, worker: int) -> None:
-        """Forget what a worker was asked for, which is gone or new."""
-        for each in (self._released, self._runs):
-            each.discard(worker)
+    def _lose(self, worker: int, event: Callable[[], list[Effect]]) -> None:
+        """Handle the loss of a worker, or that a new one of its rank is here."""
+        self.server.model.pulls.note_received(worker)
+        self._released.discard(worker)
+        for each, report in self._reported(self._runs.lose(worker, event)).items():
+            self._execute(self.server.push(each, report))
+
+    def _reported(self, found: Reported) -> Mapping[int, StepReport]:
+        """Handle what workers have reported but the last step, whose reports are returned."""
+        for earlier in found.earlier:
+            self._execute(earlier.effects, earlier.ago_s)
+            self._log.begin(earlier.ago_s)
+        self._execute(found.effects)
+        return found.last
 
     def drain(self, worker: int) -> None:
         """Ask a worker to end between two steps."""
         with self._changed:
-            self._after_run(lambda: self._execute(self.server.drain(worker)))
-
-    def _after_run(self, event: Callable[[], object]) -> None:
-        """Handle an event now, or with the next report of a worker that makes several steps."""
-        self._deferred.append(event)
-        if not self._runs:
-            self._run_deferred()
-
-    def _run_deferred(self) -> None:
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
-            event()
+            self._execute(self._runs.handle(partial(self.server.drain, worker)))
 
     def pause(self, is_paused: bool) -> None:
         """Stop workers from beginning steps, or allow it again."""
@@ -389,11 +389,8 @@ class PrimaryShard:
                 return handle_moment(self._shard, conn, meta, payload)
         if operation == "join":
             with self._changed:
-                self.server.model.pulls.note_received(worker)
                 self._answers.pop(worker, None)
-                self._forget(worker)
-                self._execute(self.server.join(worker))
-                self._run_deferred()
+                self._lose(worker, partial(self.server.join, worker))
             return self._await_answer(conn, worker, payload, moves=True)
         return self._pushed(conn, worker, meta, payload)
 
@@ -422,31 +419,14 @@ class PrimaryShard:
                 server.take_state(worker)
                 self._notify()
             else:
-                report = self._last_report(worker, meta)
-                keeps_state = not (moves or server.plan.averages)
-                if keeps_state and (self._waiting_for_state or server.needs_state(worker, report)):
-                    return state_meta("push"), None
-                # Not bound to a name: an update would be retained until the worker's answer.
-                self._execute(server.push(worker, report, has_state=has_state))
+                found = self._runs.report(worker, read_reports(meta))
+                may_need = not (moves or server.plan.averages)
+                for each, report in self._reported(found).items():
+                    if may_need and (self._waiting_for_state or server.needs_state(each, report)):
+                        return state_meta("push"), None
+                    # Not bound to a name: an update would be retained until the worker's answer.
+                    self._execute(server.push(each, report, has_state=has_state))
         return self._await_answer(conn, worker, payload, moves=moves)
-
-    def _last_report(self, worker: int, meta: Meta) -> StepReport:
-        """Handle the reports of a push but the last one, and what waited for it; return that."""
-        *earlier, last = read_reports(meta)
-        ago_s = last.compute_s + sum(report.compute_s for report in earlier)
-        spans = [report.span for report in (*earlier, last)][1:]
-        for report, following in zip(earlier, spans, strict=True):
-            ago_s -= report.compute_s
-            self._execute(self.server.push(worker, report), ago_s)
-            answer = self._answers.pop(worker, None)
-            if answer is None or answer.span != following or answer.evaluate:
-                raise InvariantError(
-                    f"worker {worker} of region '{self.server.plan.region}' trained on "
-                    f"{following}, it would have been assigned {answer}"
-                )
-        self._runs.discard(worker)
-        self._run_deferred()
-        return last
 
     def _note_time(self, worker: int, operation: str) -> None:
         """Record the arrival of a worker's request; the lock may be held for a whole step."""
@@ -465,10 +445,7 @@ class PrimaryShard:
             if self._attempts.get(worker) == fields.count(conn.hello, "attempt"):
                 with self._times_lock:
                     self._times.forget(worker)
-                self.server.model.pulls.note_received(worker)
-                self._forget(worker)
-                self._execute(self.server.leave(worker))
-                self._run_deferred()
+                self._lose(worker, partial(self.server.leave, worker))
 
     def _pulled(
         self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
@@ -527,12 +504,10 @@ class PrimaryShard:
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
             self._begin_time(conn, worker, answer)
-            self._forget(worker)
+            self._released.discard(worker)
             if self.server.plan.state_every and answer.span is not None:
                 self._released.add(worker)
-                answer = replace(answer, steps=self.server.run_length(worker))
-            if answer.steps > 1:
-                self._runs.add(worker)
+                answer = self._runs.begin(answer)
             if not moves:
                 return answer_meta(answer), None
             if self.server.model.is_sharded:
@@ -563,8 +538,13 @@ class PrimaryShard:
     def _is_behind(self) -> bool:
         """Whether the server has older parameters than its workers, as far as is known."""
         if not self.server.plan.averages:
-            return bool(self.server.ahead or self._runs)
-        return bool(self.server.ahead or self.server.work.pushes or self._released)
+            return bool(self.server.ahead or self._runs.in_progress)
+        return bool(self.server.ahead or self._is_in_step)
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether some of several workers have begun a step that is not complete."""
+        return bool(self.server.work.pushes or self._released or self._runs.in_progress)
 
     @property
     def _needs_present_state(self) -> bool:
@@ -667,15 +647,14 @@ class PrimaryShard:
     @property
     def _all_wait(self) -> bool:
         """Whether several workers that keep their state wait between two steps."""
-        server = self.server
-        return server.plan.averages and not (server.work.pushes or self._released)
+        return self.server.plan.averages and not self._is_in_step
 
     def _lacks_for(self, *, is_merge: bool) -> bool:
         if not self.server.plan.reads_optimizers:
             return is_merge and bool(self._released)
         return not is_merge and bool(self.server.lacking)
 
-    def _execute(self, effects: list[Effect], ago_s: float = 0.0) -> list[Written]:
+    def _execute(self, effects: Sequence[Effect], ago_s: float = 0.0) -> list[Written]:
         """Execute effects under the lock, except writing; return the copies to be written.
 
         Args:

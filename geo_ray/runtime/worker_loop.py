@@ -16,7 +16,6 @@ from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.runs.evaluation import EvalSetting
 from geo_ray.runtime.device import ON_CPU, DeviceReport
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks, WorkerModel
-from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
 from geo_ray.training.wire_format import read_answer, stats_message
@@ -99,7 +98,7 @@ class WorkerLoop:
             self._pad(step, span, began_s)
             reports.append(result.report(span, time.monotonic() - began_s))
             took_s = sum(report.compute_s for report in reports)
-            if result.refused is not None or took_s >= REPORT_EVERY_S:
+            if work.ends_run(span, result.refused, took_s):
                 break
             began_s = time.monotonic()
         return reports

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from geo_ray.base.errors import InvariantError, NonFiniteError
+from geo_ray.base.errors import NonFiniteError
 from geo_ray.base.random_state import generators_restored
 from geo_ray.base.types import Span, StepReport
 from geo_ray.data.manifest import Manifest
@@ -28,7 +28,6 @@ from geo_ray.runs.build import ModelStart, build_server, build_shard, build_work
 from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import Candidates
 from geo_ray.simulator.clock import Scheduler
-from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.effects import (
     ActiveWorkersChanged,
     Assignment,
@@ -42,8 +41,9 @@ from geo_ray.training.membership import ShardState, region_state, shard_state
 from geo_ray.training.messages import ReplyMessage, no_buffers
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
-from geo_ray.training.task_steps import OptimizerSteps, in_memory
+from geo_ray.training.task_steps import in_memory
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
+from geo_ray.training.worker_runs import Reported, WorkerRuns
 
 MANY: Final = 16
 """Number of workers from which on gradients are computed in batches."""
@@ -223,8 +223,8 @@ class RegionHost(Protocol):
     def send(self, name: str, send: SendUpdate) -> None:
         """Send a region's update to the averager."""
 
-    def stepped(self, name: str, done: StepDone, began_s: float) -> None:
-        """A step was applied, whose computation began at ``began_s``."""
+    def stepped(self, name: str, done: StepDone, began_s: float, ago_s: float) -> None:
+        """A step was applied, whose computation began at ``began_s``, and ended so long ago."""
 
     def evaluated(
         self, name: str, step: int, totals: Stats, rows: int, last: bool, model: str | None
@@ -320,10 +320,9 @@ class SimRegion:
         self._stepping: set[int] = set()
         self._deferred: list[Callable[[], list[Effect]]] = []
         self._is_saving = False  # a checkpoint is deferred
-        # Steps that the only worker of a region makes until its next report, seconds of those made
-        # since the last one, and requests that reach the worker with the answer to the next one.
-        self._run, self._run_s = 0, 0.0
-        self._requests: list[Callable[[], list[Effect]]] = []
+        self._asked: set[int] = set()  # workers that are sending their parameters for a mean
+        self._late_s: dict[int, float] = {}  # by which answers wait for the state of an optimizer
+        self._runs = WorkerRuns(self.server)
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
         self._host = host
@@ -373,10 +372,15 @@ class SimRegion:
 
     def lose_worker(self, rank: int) -> None:
         """End a worker's process; its present work is lost."""
+        self._end_life(rank)
+        if not self.is_dead:
+            self._end_run(self._runs.lose(rank, partial(self.server.leave, rank)))
+
+    def _end_life(self, rank: int) -> None:
         self._lives[rank] += 1
         self._stepping.discard(rank)
-        if not self.is_dead:
-            self._execute_with_states(self._requested() + self.server.leave(rank))
+        self._asked.discard(rank)
+        self._late_s.pop(rank, None)
 
     def drain_worker(self, rank: int) -> None:
         """Give a worker a termination notice: it leaves between two steps."""
@@ -385,12 +389,11 @@ class SimRegion:
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
-        self._lives[rank] += 1
+        self._end_life(rank)
         self._workers[rank] = self._new_worker(rank)
         self._new.add(rank)
-        self._stepping.discard(rank)
         if not self.is_dead:
-            self._execute_with_states(self._requested() + self.server.join(rank))
+            self._end_run(self._runs.lose(rank, partial(self.server.join, rank)))
         return self._lives[rank]
 
     def stop(self) -> None:
@@ -402,15 +405,7 @@ class SimRegion:
         return []
 
     def _request(self, event: Callable[[], list[Effect]]) -> None:
-        """Handle a request now, or with the next report of a worker that makes several steps."""
-        self._requests.append(event)
-        if self._run <= 1:
-            self._execute_with_states(self._requested())
-
-    def _requested(self) -> list[Effect]:
-        """Handle the requests that waited; the present steps of the worker end here."""
-        requests, self._requests, self._run = self._requests, [], 0
-        return [effect for event in requests for effect in event()]
+        self._execute_with_states(self._runs.handle(event))
 
     @property
     def lacks_workers(self) -> bool:
@@ -485,16 +480,17 @@ class SimRegion:
     def _is_behind(self) -> bool:
         """Whether the workers have newer parameters than the server."""
         server = self.server
-        return bool(server.ahead or (server.plan.averages and server.work.pushes))
+        pushed = server.plan.averages and server.work.pushes
+        return bool(server.ahead or pushed or self._runs.in_progress)
 
-    def _execute(self, effects: list[Effect]) -> None:
+    def _execute(self, effects: Sequence[Effect], ago_s: float = 0.0) -> None:
         for effect in effects:
             if isinstance(effect, Assignment):
                 self._assign(effect)
             elif isinstance(effect, SendUpdate):
                 self._host.send(self.name, effect)
             elif isinstance(effect, StepDone):
-                self._host.stepped(self.name, effect, self._began_s)
+                self._host.stepped(self.name, effect, self._began_s, ago_s)
             elif isinstance(effect, StateTransfer):
                 parts = [shard.take_snapshot(effect.snapshot.id) for shard in self._shards]
                 self._host.on_state_transfer(self.name, effect.snapshot, parts)
@@ -526,10 +522,11 @@ class SimRegion:
                 values = [in_memory(part[name]) for part in parts]
                 moments[name] = torch.cat(values) if values[0].dim() else values[0].clone()
             sent = _Sent(live, judged, moments)
-        if self._run <= 0 or has_joined:
-            self._run, self._run_s = self.server.run_length(answer.worker), 0.0
+        if self._keeps_state:
+            answer = self._runs.begin(answer)
+        lan_s = self._lan_s + self._late_s.pop(answer.worker, 0.0)
         life = self._lives[answer.worker]
-        self._scheduler.after(self._lan_s, partial(self._work, answer, life, sent))
+        self._scheduler.after(lan_s, partial(self._work, answer, life, sent))
 
     def _is_gone(self, rank: int, life: int) -> bool:
         return self.is_dead or self._lives[rank] != life
@@ -554,14 +551,29 @@ class SimRegion:
         if answer.partition is None and answer.worker == min(self.server.work.workers.joined):
             self._began_s = self._scheduler.now_s
         self._stepping.add(answer.worker)
+        if self._keeps_state:
+            self._make_run(answer, life, live)
+            return
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, live)
-        after_s = push_s + self._lan_s
-        after_s += sum(self._push_s(answer.worker, each) for each in answer.repeats)
         self._scheduler.after(
-            after_s, partial(self._push, answer.worker, life, span, push_s, result)
+            push_s + self._lan_s, partial(self._push, answer.worker, life, span, push_s, result)
         )
+
+    def _make_run(self, answer: Assignment, life: int, live: _Values) -> None:
+        """Make the steps of a run now; the worker reports them when they are over."""
+        rank, reports, took_s = answer.worker, [], 0.0
+        _give(self._workers[rank], live)
+        for _, span in answer.run():
+            push_s = self._push_s(rank, span)
+            result = self._workers[rank].step(self._read(span), span)
+            reports.append(result.report(span, push_s))
+            took_s += push_s
+            if answer.ends_run(span, result.refused, took_s):
+                break
+        took_s += sum(self._push_s(rank, each) for each in answer.repeats)
+        self._scheduler.after(took_s + self._lan_s, partial(self._report, rank, life, reports))
 
     def _begun_from(self, worker: Worker, answer: Assignment, sent: _Sent) -> _Values:
         """Bring a worker that keeps its state to the state before its step; return a copy."""
@@ -607,58 +619,65 @@ class SimRegion:
         result, grad_P = found()
         partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
-        report = result.report(span, push_s)
-        worker = self._workers[rank]
-        if self._keeps_state and isinstance(worker, Worker) and worker.optimizer is not None:
-            self._push_own(rank, worker, worker.optimizer, report)
-            return
         if self.server.model_buffers is not None:
-            self.server.model_buffers.put(partition, worker.left_B)
+            self.server.model_buffers.put(partition, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(partition, grad_P[start:stop])
-        self._execute_with_states(self.server.push(rank, report))
+        self._execute_with_states(self.server.push(rank, result.report(span, push_s)))
 
-    def _push_own(
-        self, rank: int, worker: Worker, optimizer: OptimizerSteps, report: StepReport
-    ) -> None:
-        """Report a step of a worker that keeps its state, with that state if it is needed."""
-        if self.server.plan.averages:
-            self._execute_with_states(self.server.push(rank, report))
+    def _report(self, rank: int, life: int, reports: Sequence[StepReport]) -> None:
+        """Handle the steps of a worker that keeps its state."""
+        if self._is_gone(rank, life):
             return
-        self._run, self._run_s = self._run - 1, self._run_s + report.compute_s
-        is_late = self._run_s >= REPORT_EVERY_S
-        if self._run <= 0 or is_late or self._deferred or report.refused is not None:
-            self._execute(self._requested())
-        needs_state = self.server.needs_state(rank, report)
-        if needs_state and self._run > 0:
-            raise InvariantError(f"{self.name} needs a state within a run of steps")
-        has_state = bool(self._deferred) or needs_state
-        if has_state:
-            self._put(rank, worker)
-            self._put_optimizer(rank, optimizer)
-        effects = self.server.push(rank, report, has_state=has_state)
+        self._stepping.discard(rank)
+        self._report_changed(self._workers[rank])
+        self._end_run(self._runs.report(rank, reports))
+
+    def _end_run(self, found: Reported) -> None:
+        for earlier in found.earlier:
+            self._execute(earlier.effects, earlier.ago_s)
+            self._began_s = self._scheduler.now_s - earlier.ago_s
+        self._execute_with_states([*found.effects])
+        for rank, report in found.last.items():
+            keeps_state = self._keeps_state and not self.server.plan.averages
+            if keeps_state and (self._deferred or self.server.needs_state(rank, report)):
+                push = partial(self._push_with_state, rank, self._lives[rank], report)
+                self._scheduler.after(2 * self._lan_s, push)
+            else:
+                self._execute_with_states(self.server.push(rank, report))
+
+    def _push_with_state(self, rank: int, life: int, report: StepReport) -> None:
+        if self._is_gone(rank, life):
+            return
+        self._put(rank)
+        self._put_optimizer(rank)
+        effects = self.server.push(rank, report, has_state=True)
         self._execute(effects + self._made_up())
 
-    def _put(self, rank: int, worker: Worker) -> None:
-        """Give the parameters of a worker to the shards."""
-        worker.store()
+    def _put(self, rank: int) -> None:
+        """Give the parameters of a worker that keeps its state to the shards."""
+        worker = self._workers[rank]
+        if isinstance(worker, Worker):
+            worker.store()
         if self.server.model_buffers is not None:
             self.server.model_buffers.put(rank, worker.left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(rank, worker.grad_P[start:stop])
 
-    def _put_optimizer(self, rank: int, optimizer: OptimizerSteps) -> None:
-        for name, value in optimizer.export().items():
+    def _put_optimizer(self, rank: int) -> None:
+        optimizer = self._workers[rank].optimizer
+        for name, value in {} if optimizer is None else optimizer.export().items():
             is_cut = value.dim() and len(self._shards) > 1
             for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
                 shard.put_moment(rank, name, value[start:stop] if is_cut else value)
 
     def _execute_with_states(self, effects: list[Effect]) -> None:
-        """Let workers send what the server lacks; then execute all effects."""
-        for rank, worker in enumerate(self._workers):
-            if isinstance(worker, Worker) and self.server.lacks_state(rank):
-                self._put(rank, worker)
-                effects = effects + self.server.on_state(rank)
+        """Ask workers for what the server lacks; then execute all effects."""
+        for rank in range(len(self._workers)):
+            if rank not in self._asked and self.server.lacks_state(rank):
+                self._asked.add(rank)
+                bring = partial(self._bring_state, rank, self._lives[rank])
+                self._scheduler.after(2 * self._lan_s, bring)
         if self._deferred and not self._is_behind:
             for rank in range(len(self._workers)) if self._is_saving else ():
                 if rank not in self._stepping and self.server.ask_optimizer(rank):
@@ -668,10 +687,19 @@ class SimRegion:
                 effects = effects + self._made_up()
         self._execute(effects)
 
+    def _bring_state(self, rank: int, life: int) -> None:
+        """The parameters of a worker have arrived that waits for a mean."""
+        if self._is_gone(rank, life):
+            return
+        self._asked.discard(rank)
+        if self.server.lacks_state(rank):
+            self._put(rank)
+            self._execute_with_states(self.server.on_state(rank))
+
     def _save_optimizer(self, rank: int) -> None:
-        optimizer = self._workers[rank].optimizer
-        if optimizer is not None:
-            self._put_optimizer(rank, optimizer)
+        if self._workers[rank].optimizer is not None:
+            self._put_optimizer(rank)
+            self._late_s[rank] = self._late_s.get(rank, 0.0) + 2 * self._lan_s
             self.server.on_optimizer(rank)
 
     def _made_up(self) -> list[Effect]:

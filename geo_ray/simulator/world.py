@@ -214,11 +214,12 @@ class SimNotes:
         event = send.event(send.update, reply, began_s, before)
         self.emit("exchange", self.scheduler.now_s, region=reply.to, **event)
 
-    def step(self, name: str, done: StepDone, began_s: float) -> None:
-        """A region has made a step."""
+    def step(self, name: str, done: StepDone, began_s: float, ago_s: float) -> None:
+        """A region has made a step, which ended ``ago_s`` before its report."""
         now_s = self.scheduler.now_s
-        event = done.event(began_s, self._applied_s.get(name, 0.0), now_s)
-        self._applied_s[name] = now_s
+        ended_s = now_s - ago_s
+        event = done.event(began_s, self._applied_s.get(name, 0.0), ended_s)
+        self._applied_s[name] = ended_s
         self.emit("step", now_s, region=name, **event)
         for cause in done.refused:
             self.emit("step_refused", now_s, region=name, step=done.step, cause=cause)
@@ -726,9 +727,9 @@ class World:
         if reply.barrier is not None and reply.barrier.leaves:
             self._on_left(reply.to)
 
-    def stepped(self, name: str, done: StepDone, began_s: float) -> None:
+    def stepped(self, name: str, done: StepDone, began_s: float, ago_s: float) -> None:
         """See `RegionHost`."""
-        self._notes.step(name, done, began_s)
+        self._notes.step(name, done, began_s, ago_s)
         self.regions[name].check_progress()
 
     def evaluated(

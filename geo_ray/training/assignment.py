@@ -548,6 +548,21 @@ class RegionWork:
 
     # ------------------------------------------------------------- work
 
+    @property
+    def step_rows(self) -> int:
+        """Rows of the step in progress."""
+        return sum(map(self.plan.rows_per_push, self.workers.step))
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the step in progress has the newest rows, and the next one those after them."""
+        first, ledger = self.ledger.cursor - self.step_rows, self.ledger
+        for partition in sorted(self.workers.step):
+            if ledger.in_flight.get(partition) != Span(first, self.plan.rows_per_push(partition)):
+                return False
+            first += self.plan.rows_per_push(partition)
+        return not ledger.returned and ledger.in_flight.keys() == self.workers.computes.keys()
+
     def partition_of(self, worker: int) -> int:
         """See `Server.partition_of`."""
         return self.workers.computes.get(worker, worker)

@@ -146,7 +146,7 @@ class TrainConfig(StrictModel):
         description="do not wait for late workers of a region: spare workers or coded gradients",
     )
     optimizer_on: Literal["auto", "server", "worker"] = Field(
-        "server",
+        "auto",
         description="worker: workers keep parameters and optimizer on their devices and send them "
         "when an exchange is due; several workers of a region are then averaged; server: every "
         "step moves gradients and parameters; auto: worker in regions with one worker if the "

@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from geo_ray.base.types import CodedPartition, Span, StepReport
+from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.lazy_copy import Copied
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.noise import NoiseReading
@@ -29,8 +30,9 @@ class Assignment:
         eval_params: evaluate the parameters known to the averager, not the live ones.
         repeats: spans whose steps a new worker must repeat first, because its predecessor had made
             them since it last sent its state.
-        steps: steps, over this and the following spans of the same size, that a worker which makes
-            the optimizer's steps may make before it reports them.
+        steps: steps that a worker which makes the optimizer's steps may make before it reports
+            them.
+        stride: rows from the beginning of the span of one of them to that of the next.
     """
 
     worker: int
@@ -43,6 +45,7 @@ class Assignment:
     partition: int | None = None
     repeats: tuple[Span, ...] = ()
     steps: int = 1
+    stride: int = 0
 
     def run(self) -> Iterator[tuple[Assignment, Span]]:
         """Yield the assignments of its steps, with their spans."""
@@ -50,9 +53,20 @@ class Assignment:
             return
         yield self, self.span
         for number in range(1, self.steps):
-            span = Span(self.span.start + number * self.span.count, self.span.count)
+            span = Span(self.span.start + number * self.stride, self.span.count)
             version = self.version + number
             yield replace(self, version=version, span=span, evaluate=False, repeats=()), span
+
+    def ends_run(self, span: Span, refused: str | None, took_s: float) -> bool:
+        """Tell whether a worker alone must report now; several workers make equal runs.
+
+        Args:
+            span: rows of the newest step.
+            refused: why that step was refused, if it was.
+            took_s: seconds since the run began.
+        """
+        is_alone = self.stride in (0, span.count)
+        return is_alone and (refused is not None or took_s >= REPORT_EVERY_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,12 @@ copies the state, its open request included, and does not block training.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Final
 
 from torch import Tensor
 
@@ -16,6 +20,7 @@ from geo_ray.base.errors import InvariantError
 from geo_ray.base.threads import in_turn
 from geo_ray.base.types import Span, StepReport, unused_by_all
 from geo_ray.training.assignment import Ledger, RegionWork, ServerPlan
+from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.effects import (
     FIRST_TRANSFER,
     Assignment,
@@ -30,6 +35,8 @@ from geo_ray.training.noise import NoiseReading, RegionNoise
 from geo_ray.training.payload_encoding import RegionWire, WirePlan
 from geo_ray.training.region_exchange import RegionExchange, load_request
 from geo_ray.training.shard import Concurrently, Contribution, RegionModel, ShardPort
+
+_NEWEST: Final = 32  # steps of which the usual duration is the median
 
 
 @dataclass(slots=True)
@@ -98,6 +105,7 @@ class Server(RegionExchange):
     _has_state: bool = False  # the push that is handled came with the worker's state
     _new_workers: set[int] = field(default_factory=set)  # without an assignment yet
     _newest_snapshot: int = -1
+    _took_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST))
     _at_halt: dict[str, object] = field(default_factory=dict)  # control state at the pause
 
     def __post_init__(self) -> None:
@@ -166,22 +174,25 @@ class Server(RegionExchange):
             or not self.model.is_quiet()
         )
 
-    def run_length(self, worker: int) -> int:
-        """Return how many steps a worker may make before it reports them.
+    def run_length(self) -> int:
+        """Return how many steps the workers may make before they report them.
 
-        Nothing but the last of them can need its state, an evaluation or an exchange. The caller
-        handles `stop` and `drain` no earlier than the last report.
-
-        Args:
-            worker: it is about to get its assignment.
+        Nothing but the last of them can need their state, an evaluation or an exchange. The caller
+        handles other events no earlier than the last report (`training.worker_runs`).
         """
         plan, completion, work = self.plan, self._completion, self.work
-        is_apart = plan.state_every and not plan.averages and self.phase == "training"
-        if not is_apart or self.link_busy or completion.stopped:
+        if not plan.state_every or self.phase != "training" or self.link_busy:
             return 1
-        if worker in work.workers.leaving or work.ledger.returned:
+        if completion.stopped or self.average_soon or self.between:
             return 1
-        limits = [plan.state_every - len(self.ahead), completion.total_steps - self.version]
+        if work.workers.leaving or not work.is_in_order or (plan.averages and plan.alone):
+            return 1
+        limits = [completion.total_steps - self.version]
+        if not plan.averages:
+            limits.append(plan.state_every - len(self.ahead))
+        else:
+            usual_s = median(self._took_s) if self._took_s else math.inf
+            limits += [REPORT_EVERY_S // usual_s] if usual_s > 0 else []
         until = work.evals.steps_left(self.version)
         limits += [] if until is None else [until]
         most = max(1, int(min(limits)))
@@ -457,6 +468,7 @@ class Server(RegionExchange):
         if self.plan.reads_optimizers:
             self.unsaved |= self.work.workers.pushers(partitions)
         samples, compute_s = self.work.settle(reports, contributions)
+        self._took_s.append(compute_s)
         self.version += 1
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
         done = StepDone.of(

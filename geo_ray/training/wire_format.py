@@ -258,6 +258,7 @@ _ASSIGNMENT: Final = Record(
     Field("partition", optional_count, default=None),
     Field("repeats", Rows(Record(Span, "start=repeat_starts count=repeat_counts")), default=()),
     Field("steps", count, default=1),
+    Field("stride", count, default=0),
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(

@@ -230,7 +230,7 @@ def stepping(question: Question, used: Sequence[Mapping[str, Any]]) -> str:
 
 def may_step(question: Question, *, alone: bool) -> bool:
     """Tell whether a worker that is alone, or one of several, makes the optimizer's steps."""
-    on = question.config["train"].get("optimizer_on", "server")
+    on = question.config["train"].get("optimizer_on", "auto")
     waits = question.blocking == "always" and not question.one_by_one
     return on == "worker" or (on == "auto" and alone and waits)
 

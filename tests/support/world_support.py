@@ -12,7 +12,7 @@ from geo_ray.base.load import load_text
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.data import prepare_manifest
-from geo_ray.simulator.world import SimResult, World
+from geo_ray.simulator.world import LAN_S, SimResult, World
 from geo_ray.telemetry.events import Event, conform
 from geo_ray.training.parameters import digest
 
@@ -44,7 +44,7 @@ LEARNS: dict[str, dict[str, Any]] = {
     "fedasync": {"strategy": {"interval": 4}},
     "fedat": {"strategy": {"interval": 4}},
     "fedgsync": {"strategy": {"interval": 4}},
-    "async_local_sgd": {"strategy": {"interval": 8, "outer": {"momentum": 0.5}}},
+    "async_local_sgd": {"strategy": {"interval": 8, "outer": {"momentum": 0.3}}},
     "halos": {
         "strategy": {
             "local_steps": 2,
@@ -71,9 +71,9 @@ def experiment(**sections: Any) -> Experiment:
 
 
 class Run:
-    """A finished simulation."""
+    """A finished simulation; a message within a region takes ``lan_s``."""
 
-    def __init__(self, config: Experiment, data_dir: Path) -> None:
+    def __init__(self, config: Experiment, data_dir: Path, lan_s: float = LAN_S) -> None:
         self.config = config
         self.events: list[Event] = []
         task = load_task(config.task, data_dir)
@@ -81,7 +81,7 @@ class Run:
         folder = data_dir / sha256_hex("-".join(config.region_names).encode())[:16]
         folder.mkdir(exist_ok=True)
         manifest, _ = prepare_manifest(config, task, data_dir, folder)
-        self.world = World(config, task, manifest, self._emit)
+        self.world = World(config, task, manifest, self._emit, lan_s)
         self.result: SimResult | None = None
 
     def _emit(self, kind: str, t_s: float, **fields: Any) -> Event:

@@ -10,8 +10,10 @@ import torch
 
 from geo_ray.runs.data import open_readers
 from geo_ray.runtime.primary_shard import PrimaryShard
+from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.storage.folders import LocalFolder, directory_of
 from geo_ray.storage.parts import read_part
+from geo_ray.training import server
 from tests.support.averaged_workers import plain_diloco
 from tests.support.region_support import Gate, InProcess, eventually, experiment_of
 from tests.support.world_support import Run
@@ -20,6 +22,17 @@ ADAMW = {"kind": "adamw", "lr": 0.01, "weight_decay": 0.1}
 STEPS, INTERVAL = 10, 4
 TWO = [{"name": "us-east", "workers": 2}, {"name": "eu-west", "workers": 2}]
 TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
+
+
+@pytest.fixture
+def reports_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REPORT_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step is reported; then all until an evaluation or an exchange."""
+    monkeypatch.setattr(server, "REPORT_EVERY_S", 1e9)
 
 
 def config_of(**changes: Any) -> Any:
@@ -127,6 +140,7 @@ def test_a_checkpoint_waits_for_the_mean_and_has_the_optimizer_of_each_worker(
     assert own.any() and other.any() and not torch.equal(own, other)
 
 
+@pytest.mark.usefixtures("reports_each_step")
 def test_others_continue_without_a_lost_worker_and_its_round_is_lost(tmp_path: Path) -> None:
     """The second worker of eu-west is lost after two steps, and replaced before the end."""
     gate, regions = Gate(steps=3), TWO
@@ -146,6 +160,7 @@ def test_others_continue_without_a_lost_worker_and_its_round_is_lost(tmp_path: P
         assert len({s.digest for s in world.sites.values()}) == 1
 
 
+@pytest.mark.usefixtures("reports_each_step")
 def test_a_worker_that_is_asked_to_leave_is_averaged_first(tmp_path: Path) -> None:
     gate = Gate(steps=3)
     with InProcess(config_of(), tmp_path, gate=gate) as world:
@@ -165,6 +180,7 @@ def test_a_worker_that_is_asked_to_leave_is_averaged_first(tmp_path: Path) -> No
         assert len({s.digest for s in world.sites.values()}) == 1
 
 
+@pytest.mark.usefixtures("reports_each_step")
 @pytest.mark.parametrize("halts", [False, True])
 def test_a_pause_does_not_interrupt_a_step_that_one_worker_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halts: bool
@@ -198,6 +214,7 @@ def test_a_pause_does_not_interrupt_a_step_that_one_worker_has_begun(
             worker.result()
 
 
+@pytest.mark.usefixtures("reports_each_step")
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_run_that_halts_does_not_wait_for_the_exchange(tmp_path: Path, paused: bool) -> None:
     """Regions halt after step 2, or 3, of a round of four."""
@@ -223,3 +240,103 @@ def test_a_run_that_halts_does_not_wait_for_the_exchange(tmp_path: Path, paused:
             site.primary.pause(False)
         for worker in workers:
             worker.result()
+
+
+@pytest.mark.parametrize("every_s", [0.0, 1e9])
+def test_the_length_of_runs_does_not_change_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
+    monkeypatch.setattr(server, "REPORT_EVERY_S", every_s)
+    steps, pushes = WorkerLoop._steps, []
+
+    def noted(loop: WorkerLoop, *about: Any) -> Any:
+        found = steps(loop, *about)
+        pushes.append(len(found))
+        return found
+
+    monkeypatch.setattr(WorkerLoop, "_steps", noted)
+    config = config_of()
+    with InProcess(config, tmp_path) as world:
+        assert world.run() == simulated(config, tmp_path / "simulated")
+        world.check_books()
+    # Ten steps, rounds of four, and evaluations before steps 4, 7 and 10; the first step is alone.
+    expected = [1, 2, 1, 2, 2, 1, 1] if every_s else [1] * STEPS
+    assert sorted(pushes) == sorted(4 * expected)
+
+
+@pytest.mark.usefixtures("long_runs")
+@pytest.mark.parametrize("replaced", ["after", "before"])
+def test_a_worker_that_is_lost_in_a_run_has_made_none_of_its_steps(
+    tmp_path: Path, replaced: str
+) -> None:
+    """Lost in the run of steps 2 to 4: its step 1 and its rows of steps 2 and 3 are discarded."""
+    gate = Gate(steps=3)
+    with InProcess(config_of(train={"eval_every": 0}), tmp_path, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(rank) for each in world.sites.values() for rank in (0, 1)]
+        eventually(lambda: len(gate.workers) == len(workers), "all are in their third step")
+        assert site.server.version == 1
+        site.primary.lose(1, attempt=1)
+        assert not site.server.ledger.discarded["worker_lost"]
+        if replaced == "before":
+            last = site.start(1, attempt=2)
+        gate.open()
+        eventually(lambda: site.server.version >= 4, "the other one completes the run")
+        assert site.server.ledger.discarded["worker_lost"] == 24
+        if replaced == "after":
+            last = site.start(1, attempt=2)
+        for worker in (*workers[:3], last):
+            worker.result()
+        site.server.ledger.check()
+        assert site.server.ledger.discarded == {"worker_lost": 24}
+        assert len({s.digest for s in world.sites.values()}) == 1
+
+
+@pytest.mark.usefixtures("long_runs")
+def test_a_region_whose_workers_are_all_lost_in_a_run_repeats_it(tmp_path: Path) -> None:
+    gate = Gate(steps=3)
+    with InProcess(config_of(train={"eval_every": 0}), tmp_path, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(rank) for each in world.sites.values() for rank in (0, 1)]
+        eventually(lambda: len(gate.workers) == len(workers), "all are in their third step")
+        for rank in (0, 1):
+            site.primary.lose(rank, attempt=1)
+        assert site.server.version == 1
+        gate.open()
+        again = [site.start(rank, attempt=2) for rank in (0, 1)]
+        for worker in (*workers[:2], *again):
+            worker.result()
+        site.server.ledger.check()
+        assert site.server.ledger.discarded == {"worker_lost": 16}
+        assert len({s.digest for s in world.sites.values()}) == 1
+
+
+@pytest.mark.usefixtures("long_runs")
+@pytest.mark.parametrize("kind", ["drain", "halt"])
+def test_requests_reach_workers_at_the_end_of_their_run(tmp_path: Path, kind: str) -> None:
+    """Workers are in the run of steps 2 and 3, which ends with neither exchange nor report."""
+    gate = Gate(steps=2)
+    with InProcess(config_of(), tmp_path, gate=gate) as world:
+        sites = [*world.sites.values()]
+        workers = [each.start(rank) for each in sites for rank in (0, 1)]
+        eventually(lambda: len(gate.workers) == len(workers), "all are in their second step")
+        if kind == "drain":
+            sites[1].primary.drain(1)
+            gate.open()
+            assert workers.pop().result() == 3
+            workers.append(sites[1].start(1, attempt=2))
+        else:
+            directory_of(world.parts, 1).mkdir(parents=True)
+            for site in sites:
+                site.primary.snapshot(1, halt=True)
+            eventually(lambda: all(s.server.average_soon for s in sites), "the copies wait")
+            gate.open()
+            for site in sites:
+                found = states_of(world, site.region.name)
+                assert int(found["optimizer/workers/1/step"]) == 3
+                assert site.server.version == 3 and not site.server.ahead
+        for worker in workers:
+            worker.result()
+        for site in sites:
+            site.server.ledger.check()
+            assert not site.server.ledger.discarded["worker_lost"]

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from geo_ray.base.types import StepReport
-from geo_ray.runtime import worker_loop
 from geo_ray.runtime.remote_shard import ShardLink
 from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.storage.folders import LocalFolder, directory_of
 from geo_ray.storage.parts import read_part
-from geo_ray.training import task_steps
+from geo_ray.training import effects, task_steps
 from geo_ray.training.lazy_copy import StoredTensor
 from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
@@ -32,7 +31,7 @@ def states_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reports_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_loop, "REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(effects, "REPORT_EVERY_S", 0.0)
 
 
 def config_of(on: str, **changes: Any) -> Any:
@@ -91,7 +90,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_a_worker_reports_once_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve steps in rounds of four, with evaluations before steps 5 and 11."""
-    monkeypatch.setattr(worker_loop, "REPORT_EVERY_S", 1e9)
+    monkeypatch.setattr(effects, "REPORT_EVERY_S", 1e9)
     pushes: list[int] = []
     push = Server.push
 
@@ -138,7 +137,7 @@ def test_requests_reach_a_worker_with_its_next_report(
         else:
             directory_of(world.parts, 1).mkdir(parents=True)
             site.primary.snapshot(1, halt=True)
-        monkeypatch.setattr(worker_loop, "REPORT_EVERY_S", -1e9)
+        monkeypatch.setattr(effects, "REPORT_EVERY_S", -1e9)
         gate.open()
         # A step that was assigned before a pause is computed and does not count.
         assert worker.result() == (4 if kind == "checkpoint" else 3)

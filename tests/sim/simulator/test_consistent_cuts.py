@@ -50,7 +50,8 @@ def test_checkpoints_change_neither_decisions_nor_models_nor_time(data_dir, kind
     often = experiment(**sections_of(kind), checkpoint={"every_s": 0.05})
     never = experiment(**sections_of(kind), checkpoint={"every_s": None})
     saved, whole = Run(often, data_dir).go(), Run(never, data_dir).go()
-    assert len(saved.of("checkpoint")) > 20 and not whole.of("checkpoint")
+    waits = any(often.state_every(region) for region in often.regions)  # for reports of workers
+    assert len(saved.of("checkpoint")) > (8 if waits else 20) and not whole.of("checkpoint")
     assert decisions(saved) == decisions(whole)
     assert saved.digests() == whole.digests()
     assert saved.result.rounds == whole.result.rounds

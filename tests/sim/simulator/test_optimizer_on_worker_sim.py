@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.telemetry.events import Event
 from tests.support.world_support import Run, check_ended, experiment, of_kind
 
 KINDS = sorted(k for k, each in STRATEGIES.items() if each().traits.region.local_optimizer)
@@ -45,13 +46,84 @@ def test_there_are_such_strategies() -> None:
     assert {"ama", "diloco_streaming", "decoupled", "nbsync"} <= set(KINDS) - set(ROUNDS)
 
 
+def without_lan(kind: str, data_dir: Path, on: str, **train: Any) -> Run:
+    return Run(run_of(kind, data_dir, on, **train).config, data_dir, lan_s=0.0)
+
+
 @pytest.mark.parametrize("kind", ROUNDS)
 def test_rounds_have_the_bits_losses_and_times_of_the_server(data_dir: Path, kind: str) -> None:
-    own, servers = (run_of(kind, data_dir, on).go() for on in ("worker", "server"))
+    """Times are equal but for messages within regions."""
+    own, servers = (without_lan(kind, data_dir, on).go() for on in ("worker", "server"))
     assert own.digests() == servers.digests()
-    assert own.result.seconds == servers.result.seconds
+    assert own.result.seconds == pytest.approx(servers.result.seconds, abs=1e-9)
     for name in ("step", "eval", "exchange"):
-        assert [e.fields for e in own.of(name)] == [e.fields for e in servers.of(name)]
+        for region in own.world.regions:  # steps are known when they are reported
+            found, expected = ([rounded(e) for e in r.of(name, region)] for r in (own, servers))
+            assert found == expected
+    assert run_of(kind, data_dir, "worker").go().digests() == own.digests()
+
+
+def rounded(event: Event) -> dict[str, Any]:
+    return {k: round(v, 9) if isinstance(v, float) else v for k, v in event.fields.items()}
+
+
+def messages(
+    steps: int,
+    step_s: float,
+    *,
+    every: int | None = None,
+    evals: int = 0,
+    states: int = 100,
+    are_several: bool = False,
+) -> int:
+    """Messages between a worker and its server that training waits for, by the guide."""
+    found, step, unsaved = 1, 0, 0  # the first rows
+    while step < steps:
+        took_s, first = 0.0, step
+        usually = int(1.0 // step_s) if first else 1
+        while True:  # a run of steps until its report
+            step, unsaved, took_s = step + 1, unsaved + 1, took_s + step_s
+            exchanges = every is not None and step % every == 0
+            needs_state = exchanges or step == steps or unsaved == states
+            if needs_state or (evals and step % evals == 0):
+                break
+            if step - first >= usually if are_several else took_s >= 1.0:
+                break
+        found += 1  # the report
+        if needs_state:
+            found, unsaved = found + 2, 0  # a request for the state, and the state
+        found += 1  # the answer, with new rows, or the last one, which ends the worker
+    return found + (2 if are_several else 0)  # the optimizer's state at the end
+
+
+@pytest.mark.parametrize("step_s", [0.0625, 0.375, 0.5, 2.0])
+@pytest.mark.parametrize("limits", [{}, {"evals": 6}, {"states": 7}, {"evals": 9, "states": 4}])
+def test_messages_of_a_single_region(data_dir: Path, step_s: float, limits: dict[str, int]) -> None:
+    every = {"eval_every": limits.get("evals", 0), "state_every": limits.get("states", 100)}
+    config = alone(data_dir, "worker", step_s, **every).config
+    now, with_lan = (Run(config, data_dir, lan_s=s).go().result.seconds for s in (0.0, 0.001))
+    assert round((with_lan - now) / 0.001) == messages(40, step_s, **limits)
+
+
+@pytest.mark.parametrize("step_s", [0.0625, 0.375, 2.0])
+@pytest.mark.parametrize("evals", [0, 5])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_messages_of_regions_in_rounds(
+    data_dir: Path, step_s: float, evals: int, workers: int
+) -> None:
+    sections = {
+        "regions": [{"name": "a", "workers": workers}, {"name": "b", "workers": workers}],
+        "optimizer": ADAMW,
+        "strategy": {"kind": "diloco", "interval": 8},
+        "train": {"steps": 40, "eval_every": evals, "optimizer_on": "worker"},
+        "emulate": {"step_s": step_s, "link": {"rate_mbps": 20, "delay_s": 0.04}},
+        "checkpoint": {"every_s": None},
+    }
+    config = experiment(**sections)
+    now, with_lan = (Run(config, data_dir, lan_s=s).go().result.seconds for s in (0.0, 0.001))
+    assert round((with_lan - now) / 0.001) == messages(
+        40, step_s, every=8, evals=evals, are_several=workers > 1
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,12 +215,14 @@ def test_regions_stop_after_the_same_step_as_with_the_server(data_dir: Path, rea
         "eval_every": 3,
         "steps": 60,
     } | STOPS[reason]
-    own, servers = (run_of("diloco", data_dir, on, **sections).go() for on in ("worker", "server"))
+    own, servers = (
+        without_lan("diloco", data_dir, on, **sections).go() for on in ("worker", "server")
+    )
     for run in (own, servers):
         check_ended(run)
         assert run.of("stop_requested")[0]["reason"] == reason
     assert own.digests() == servers.digests()
-    assert own.result.seconds == servers.result.seconds
+    assert own.result.seconds == pytest.approx(servers.result.seconds, abs=1e-9)
     assert own.of("step")[-1]["step"] == servers.of("step")[-1]["step"] < 60
 
 
