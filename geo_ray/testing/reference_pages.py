@@ -566,7 +566,7 @@ MODULES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "geo_ray.api.check",
         "check check_run PromiseCheck RunCheck",
-        "geo-ray check, geo-ray train --dry-run",
+        "geo-ray check, geo-ray train --dry-run, geo-ray serve --dry-run",
     ),
     (
         "geo_ray.api.data",
