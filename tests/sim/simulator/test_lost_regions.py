@@ -143,7 +143,7 @@ def test_checkpoints_go_on_after_a_loss(data_dir) -> None:
     (lost,) = run.of("region_lost")
     times_s = [event.t_s for event in run.of("checkpoint")]
     assert sum(at_s > lost.t_s for at_s in times_s) >= 2
-    assert max(b - a for a, b in pairwise(times_s)) < 2.0
+    assert max(b - a for a, b in pairwise(times_s)) < 3.0  # c reports two steps of 0.8 s together
 
 
 def test_the_loss_of_a_region_costs_what_its_data_were_worth(data_dir) -> None:
