@@ -280,6 +280,7 @@ class PrimaryShard:
     def _reported(self, found: Reported) -> Mapping[int, StepReport]:
         """Handle what workers have reported but the last step, whose reports are returned."""
         for earlier in found.earlier:
+            self._exhausted |= earlier.exhausted
             self._execute(earlier.effects, earlier.ago_s)
             self._log.begin(earlier.ago_s)
         self._execute(found.effects)

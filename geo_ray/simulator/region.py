@@ -430,13 +430,16 @@ class SimRegion:
             NonFiniteError: too many consecutive steps were refused.
         """
         if self.server.exhausted:
-            most = self._experiment.train.max_refused_steps
-            raise NonFiniteError(
-                f"region '{self.name}' refused {most} steps in a row: no finite loss and gradient",
-                fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
-                "`--set train.clip_norm=1.0`. If the first steps are refused, look for NaN in the "
-                "rows.",
-            )
+            raise self._exhausted()
+
+    def _exhausted(self) -> NonFiniteError:
+        most = self._experiment.train.max_refused_steps
+        return NonFiniteError(
+            f"region '{self.name}' refused {most} steps in a row: no finite loss and gradient",
+            fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
+            "`--set train.clip_norm=1.0`. If the first steps are refused, look for NaN in the "
+            "rows.",
+        )
 
     def on_reply(self, reply: ReplyMessage, took_s: float) -> None:
         """An answer of the averager has arrived, ``took_s`` after the request."""
@@ -636,6 +639,8 @@ class SimRegion:
     def _end_run(self, found: Reported) -> None:
         for earlier in found.earlier:
             self._execute(earlier.effects, earlier.ago_s)
+            if earlier.exhausted:
+                raise self._exhausted()
             self._began_s = self._scheduler.now_s - earlier.ago_s
         self._execute_with_states([*found.effects])
         for rank, report in found.last.items():

@@ -407,13 +407,19 @@ class EvalTimes:
             version: steps that the region has applied.
             seen: rows that the averager has taken in.
         """
-        self._open = self._pass(version, seen) or self._owed
+        due = self._pass(version, seen) or self._owed
         self._owed = False
-        return self._open
+        self._open |= due  # steps of a run are assigned before the loss of its worker is handled
+        return due
 
-    def steps_left(self, version: int) -> int | None:
-        """Return the steps after ``version`` until the next evaluation; None if rows decide."""
-        if self._owed:
+    def steps_left(self, version: int, seen: int) -> int | None:
+        """Return the steps after ``version`` until the next evaluation; None if no step decides.
+
+        Args:
+            version: steps that the region has applied.
+            seen: rows that the averager has taken in; it stays until an answer is merged.
+        """
+        if self._owed or (self.rows is not None and seen // self.rows > self._next):
             return 1
         return self._next - version if self.rows is None and self.every else None
 

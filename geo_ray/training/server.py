@@ -187,13 +187,15 @@ class Server(RegionExchange):
             return 1
         if work.workers.leaving or not work.is_in_order or (plan.averages and plan.alone):
             return 1
+        if work.workers.idle:  # it has joined since the step began, and takes part in the next one
+            return 1
         limits = [completion.total_steps - self.version]
         if not plan.averages:
             limits.append(plan.state_every - len(self.ahead))
         else:
             usual_s = median(self._took_s) if self._took_s else math.inf
             limits += [REPORT_EVERY_S // usual_s] if usual_s > 0 else []
-        until = work.evals.steps_left(self.version)
+        until = work.evals.steps_left(self.version, self._seen)
         limits += [] if until is None else [until]
         most = max(1, int(min(limits)))
         return next((n for n in range(1, most) if not self.model.is_quiet(n)), most)

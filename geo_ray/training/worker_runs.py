@@ -22,10 +22,12 @@ class Earlier:
     Attributes:
         effects: effects, without the assignments, which the workers know.
         ago_s: seconds since the step ended.
+        exhausted: whether too many steps in a row, of which it is the last, had no usable gradient.
     """
 
     effects: Sequence[Effect]
     ago_s: float
+    exhausted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,6 @@ class WorkerRuns:
                     )
             spans = {worker: each.span for worker, each in given.items() if each.span is not None}
             others = [each for each in effects if not isinstance(each, Assignment)]
-            found.append(Earlier(others, sum(took_s[number + 1 :])))
+            found.append(Earlier(others, sum(took_s[number + 1 :]), server.exhausted))
         server.average_soon = soon
         return found

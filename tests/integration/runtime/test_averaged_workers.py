@@ -340,3 +340,28 @@ def test_requests_reach_workers_at_the_end_of_their_run(tmp_path: Path, kind: st
         for site in sites:
             site.server.ledger.check()
             assert not site.server.ledger.discarded["worker_lost"]
+
+
+@pytest.mark.usefixtures("long_runs")
+def test_a_worker_that_joins_before_a_run_begins_takes_part_in_its_second_step(
+    tmp_path: Path,
+) -> None:
+    """The region is paused: the other worker has its rows, but has not begun the run."""
+    gate = Gate(steps=3)
+    with InProcess(config_of(train={"eval_every": 0}), tmp_path, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(rank) for each in world.sites.values() for rank in (0, 1)]
+        eventually(lambda: len(gate.workers) == len(workers), "all are in their third step")
+        site.primary.lose(1, attempt=1)
+        site.primary.pause(True)
+        gate.open()
+        waits = site.primary._answers
+        eventually(lambda: site.server.version == INTERVAL and 0 in waits, "it has its rows")
+        last = site.start(1, attempt=2)
+        eventually(lambda: 1 in site.server.work.workers.joined, "the new worker is here")
+        site.primary.pause(False)
+        for worker in (*workers[:3], last):
+            worker.result()
+        site.server.ledger.check()
+        assert last.result() == STEPS - INTERVAL - 1
+        assert len({s.digest for s in world.sites.values()}) == 1

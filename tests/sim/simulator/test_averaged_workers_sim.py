@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from geo_ray.base.errors import NonFiniteError
+from geo_ray.base.types import Span
 from geo_ray.data.tasks.load import load_task
 from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.training.worker import StepResult, Worker
 from tests.support.averaged_workers import plain_diloco
 from tests.support.world_support import Run, check_ended, experiment, of_kind
 
@@ -143,3 +146,28 @@ def test_a_resumed_run_goes_on_from_where_it_was(data_dir: Path, kind: str, seed
     check_ended(resumed.go())
     if kind in ROUNDS:
         assert killed.digests() == whole.digests() == resumed.digests()
+
+
+@pytest.mark.parametrize("step_s", [2.0, 0.1])
+def test_too_many_refused_steps_within_a_run_end_it(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    """Steps 3 to 6 are refused, and those after them are not."""
+    step = Worker.step
+
+    def refused(worker: Worker, columns: Any, span: Span) -> StepResult:
+        if 16 <= span.start < 48:
+            return StepResult(None, "loss_not_finite")
+        return step(worker, columns, span)
+
+    monkeypatch.setattr(Worker, "step", refused)
+    run = run_of(
+        "diloco",
+        data_dir,
+        strategy={"kind": "diloco", "interval": 12},
+        regions=[{"name": "a", "workers": 2}, {"name": "b", "workers": 2}],
+        train={"steps": 12, "eval_every": 0, "optimizer_on": "worker", "max_refused_steps": 3},
+        emulate={"step_s": step_s},
+    )
+    with pytest.raises(NonFiniteError, match="refused 3 steps in a row"):
+        run.go()

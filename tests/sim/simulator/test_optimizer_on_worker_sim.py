@@ -235,3 +235,45 @@ def test_a_worker_leaves_with_its_next_report(data_dir: Path) -> None:
     check_ended(run.go())
     assert [e["step"] for e in run.of("step") if e.t_s < 5.0] == [1, 2, 3, 4]
     assert run.digests() == whole.digests()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["ama", "diloco_eager"])
+def test_an_evaluation_after_some_rows_is_due_when_an_answer_arrives(
+    data_dir: Path, kind: str, workers: int
+) -> None:
+    """A worker has its rows when the answer is merged that says how many were trained on."""
+    sections = of_kind(kind) | {
+        "regions": [{"name": "a", "workers": workers}, {"name": "b", "workers": workers}],
+        "train": {"steps": 60, "eval_every": 5, "optimizer_on": "worker", "count": "total"},
+        "emulate": {
+            "step_s_by_region": {"a": 0.1, "b": 0.13},
+            "link": {"rate_mbps": 20, "delay_s": 0.2},
+        },
+        "checkpoint": {"every_s": None},
+    }
+    run = Run(experiment(**sections), data_dir).go()
+    check_ended(run)
+    assert len(run.of("eval", "a")) > 1
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.25, 4), (2.0, 1)])
+def test_an_evaluation_is_owed_if_its_worker_is_lost_in_a_run(
+    data_dir: Path, step_s: float, steps: int
+) -> None:
+    """The worker is lost before it gets the message with the evaluation after step 6."""
+    lan_s = 0.02
+    sections = {
+        "regions": [{"name": "a", "workers": 2}, {"name": "b", "workers": 2}],
+        "strategy": {"kind": "diloco", "interval": 12},
+        "train": {"steps": 24, "eval_every": 6, "optimizer_on": "worker"},
+        "emulate": {"step_s": step_s, "link": {"rate_mbps": 20, "delay_s": 0.04}},
+        "checkpoint": {"every_s": None},
+    }
+    config = experiment(**sections)
+    whole, run = (Run(config, data_dir, lan_s=lan_s) for _ in range(2))
+    first = whole.go().of("eval", "a")[0]
+    assert first["step"] == 6
+    run.world.workers.at(first.t_s - lan_s / 2, "a", 0, "lost")
+    check_ended(run.go())
+    assert [e["step"] for e in run.of("eval", "a")] == [6 + steps, 12, 18, 24]
