@@ -209,7 +209,11 @@ def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
     regions = keys.get("regions")
     if not isinstance(regions, list) or keys.get("plan") is not None:
         return  # the complete check reports other errors
-    raise no_plan_section([str(each.get("name")) for each in regions if isinstance(each, dict)])
+    known = [each for each in regions if isinstance(each, dict)]
+    groups = [group for each in known if isinstance(group := each.get("group"), dict)]
+    if any(each.get("join") for each in known) or any("loop" in group for group in groups):
+        return  # and that runs with loops of users have no plan
+    raise no_plan_section([str(each.get("name")) for each in known])
 
 
 def _keys_of(path: Path, overrides: Sequence[str]) -> dict[str, JSONValue]:

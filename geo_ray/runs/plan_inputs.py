@@ -295,12 +295,29 @@ _STATES: Final = {
 """
 
 
+def check_knows_task(experiment: Experiment) -> None:
+    """Refuse runs with training loops of users: their model and batches are unknown.
+
+    Raises:
+        ConfigError: names the regions.
+    """
+    own = [each.name for each in experiment.regions if not each.trains_task]
+    if own:
+        raise ConfigError(
+            f"regions {', '.join(own)} have a training loop of their own, so the size of the model "
+            "and the rows of a step are unknown before the run",
+            fix="Choose machines yourself and run `geo-ray train`, or let the groups train a task.",
+        )
+
+
 def section_of(experiment: Experiment) -> PlanConfig:
     """Return the section `plan`.
 
     Raises:
-        ConfigError: it is missing, or its regions are not those of the run.
+        ConfigError: it is missing, or its regions are not those of the run, or a region has a
+            training loop of the user.
     """
+    check_knows_task(experiment)
     plan = experiment.plan
     if plan is None:
         raise no_plan_section(experiment.region_names)

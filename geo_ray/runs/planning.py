@@ -38,6 +38,7 @@ from geo_ray.runs.directory import local_root
 from geo_ray.runs.follow_plan import model_id
 from geo_ray.runs.plan_inputs import (
     ModelSize,
+    check_knows_task,
     counts_of,
     machine_notes,
     model_size,
@@ -82,21 +83,6 @@ def _is_profile_of(path: Path, model: ModelId) -> bool:
         return load_profile(path).model.differs(model) is None
     except ProfileError:
         return False
-
-
-def check_knows_task(experiment: Experiment) -> None:
-    """Refuse runs with training loops of users: their model and batches are unknown.
-
-    Raises:
-        ConfigError: names the regions.
-    """
-    own = [each.name for each in experiment.regions if not each.trains_task]
-    if own:
-        raise ConfigError(
-            f"regions {', '.join(own)} have a training loop of their own, so the size of the model "
-            "and the rows of a step are unknown before the run",
-            fix="Choose machines yourself and run `geo-ray train`, or let the groups train a task.",
-        )
 
 
 def begin_profile(experiment: Experiment, base_dir: Path, path: Path, hardware: str) -> Profile:
@@ -343,7 +329,6 @@ class Inputs:
 def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Inputs:
     """Collect the inputs of a plan; arguments and errors as for `make_plan`."""
     section = section_of(experiment)
-    check_knows_task(experiment)
     book = known_book(sources.prices or own_files())
     task = load_task(experiment.task, base_dir)
     size = model_size(task, experiment.seed)
