@@ -95,7 +95,10 @@ def test_a_configuration_that_is_not_the_one_of_the_checkpoint_is_warned_of(
     assert "checkpoint 0 was saved with (digest abababababab)" in text
 
 
-def test_regions_that_joined_continue_with_their_strategy(tmp_path: Path) -> None:
+def test_regions_that_joined_continue_with_their_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     joined = {
         "name": "joined",
         "regions": [{"name": "eu", "join": True}, {"name": "us", "join": True}],
