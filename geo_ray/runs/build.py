@@ -295,7 +295,8 @@ def build_worker(
     )
     if not steps:
         return worker
-    rows = place.rows_per_step(experiment.data.batch_size)
+    is_async = experiment.train.mode == "async"
+    rows = place.rows_per_step(experiment.data.batch_size) if is_async else None
     return LocalStepsWorker(worker, optimizer, steps, rows, runs, flat=flat)
 
 

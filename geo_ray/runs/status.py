@@ -182,6 +182,7 @@ class StatusReader:
             strategy=None if totals.started is None else totals.started["strategy"],
             averager=self._fold.averager,
             address=self._fold.address,
+            holders=self._fold.holders,
             standby=self._fold.standby,
             wants_standby=self._config.averager.standby is not None,
             regions=regions,

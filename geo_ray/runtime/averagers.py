@@ -137,6 +137,7 @@ class AveragerProcesses:
         self._server: _Process | None = None
         self._standby: _Process | None = None
         self._holders: list[Handle] = []  # from holder 1 on
+        self._holder_addresses: list[str] = []
         self._starting: Future[_Process] | None = None
         self._starter = ThreadPoolExecutor(1, "standby")
         self._next_s = 0.0  # when a standby is started, or looked at
@@ -179,8 +180,10 @@ class AveragerProcesses:
         sealed = seal_secret(self._texts[SERVER].encode(), public, JOIN_KEY)
         here = _Process(actor, number, host, public, 0)
         port = serve.port and serve.port + number
-        call = actor.listen.remote(sealed, self._inner(server), self._listed(here)[0], port)
-        collect({name: call}, _START_S)
+        advertised = self._listed(here)[0]
+        call = actor.listen.remote(sealed, self._inner(server), advertised, port)
+        bound = collect({name: call}, _START_S)[name]
+        self._holder_addresses.append(address_text((advertised, bound)))
         return actor
 
     @property
@@ -247,6 +250,11 @@ class AveragerProcesses:
     def address(self) -> str:
         """Where the run is served."""
         return address_text(("", 0) if self._list is None else self._list.addresses[0])
+
+    @property
+    def holder_addresses(self) -> Sequence[str]:
+        """Where ranks reach the other processes that hold slices, in their order."""
+        return self._holder_addresses
 
     def ask(self, call: str, *arguments: Any) -> Any:
         """Call the server's actor; the standby answers if the server is lost.

@@ -779,7 +779,8 @@ class _Serving:
         setup, reporting = self._setup, self._setup.reporting
         run, experiment = setup.run, setup.experiment
         folder = run.path / JOIN_FOLDER
-        reporting.status(f"serving at {self._averagers.address}; credentials: {folder}/REGION.pem")
+        served_at = ", ".join([self._averagers.address, *self._averagers.holder_addresses])
+        reporting.status(f"serving at {served_at}; credentials: {folder}/REGION.pem")
         joins = len(experiment.groups) < len(experiment.regions)
         if joins and (note := reach_note(self._averagers.address)):
             reporting.status(note)
@@ -801,6 +802,8 @@ class _Serving:
             recorder = Recorder(log, sinks, setup.lease.check)
             address = self._averagers.address
             about: dict[str, object] = {"startup_s": startup_s, "address": address}
+            if self._averagers.holder_addresses:
+                about["holders"] = list(self._averagers.holder_addresses)
             if experiment.groups:
                 about["ranks"] = {
                     region.name: region.group.world_size

@@ -302,6 +302,7 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "flops_per_row": _number,
         "flops_estimated": _flag,
         "ranks": _table(_whole),
+        "holders": _texts,  # addresses of further processes that hold slices
     },
     "step": {
         "learning_rate": _number,  # of the inner optimizer; null: it made no step

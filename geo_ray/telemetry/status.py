@@ -148,6 +148,10 @@ class RunStatus(ShownModel):
     address: str | None = Field(
         default=None, description="where the run is served to regions that join; null: it is not"
     )
+    holders: tuple[str, ...] = Field(
+        default=(),
+        description="where regions reach the other processes that hold slices of the model",
+    )
     standby: str | None = Field(
         default=None,
         description="where a standby of the server would serve it; null: none is ready",
@@ -438,6 +442,7 @@ class StatusFold:
         self._members = MembersFold()
         self.averager: str | None = None
         self.address: str | None = None  # of the server of a run that regions join
+        self.holders: tuple[str, ...] = ()  # addresses of other holders
         self.standby: str | None = None  # of its standby
         self.saved_s: dict[object, float] = {}  # checkpoint -> time
         self._reached_s: float | None = None
@@ -453,6 +458,7 @@ class StatusFold:
                 self._lost = {}
                 self.averager = event.fields.get("averager") or None  # "": in no region
                 self.address, self.standby = event.fields.get("address"), None
+                self.holders = tuple(event.fields.get("holders", ()))
             case "server_replaced":
                 self.address, self.standby = event["address"], None
             case "server_standby_ready":
@@ -618,6 +624,7 @@ def status_lines(status: RunStatus, width: int | None = None) -> list[str]:
         if status.standby is not None:
             standby = f", standby at {status.standby}"
         rows.append(("served at", f"{status.address}{standby}"))
+        rows += [("holders", ", ".join(status.holders))] if status.holders else []
     members = [region for region in status.regions if region.lost_cause is None]
     rows += [
         ("member" if number == 0 else "", _region(each)) for number, each in enumerate(members)

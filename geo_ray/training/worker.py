@@ -517,8 +517,9 @@ class LocalStepsWorker:
         worker: computes the gradients.
         optimizer: applies them to the worker's parameters.
         steps: steps per push; the rows of a push are split into as many batches.
-        region_rows: rows of one batch of all the region's workers, which gives the number of
-            earlier steps from a push's position in the stream.
+        region_rows: rows of one batch of all the region's workers, for `train.mode: async`: the
+            learning rate schedule counts the rows before a push. None: it counts the steps of the
+            region, which does not depend on the number of its workers.
         parameters: parameters of the model.
         flat: see `InnerOptimizer`.
     """
@@ -528,7 +529,7 @@ class LocalStepsWorker:
         worker: Worker,
         optimizer: OneOptimizer,
         steps: int,
-        region_rows: int = 1,
+        region_rows: int | None = None,
         parameters: Sequence[GroupRun] = (),
         *,
         flat: bool = False,
@@ -538,6 +539,7 @@ class LocalStepsWorker:
         self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces, flat=flat)
         self._steps = steps
         self._region_rows = region_rows
+        self._version = 0
 
     @property
     def optimizer(self) -> InnerOptimizer:
@@ -595,9 +597,10 @@ class LocalStepsWorker:
         params_P = self.params_P
         before_P, before_B = params_P.clone(), self.buffers_B.clone()
         losses = []
-        # Derived from the stream, since a worker's counters are not saved. Workers whose rows lie
-        # behind those of others in the same push have made as many steps.
-        earlier = span.start // (self._region_rows * self._steps)
+        # Not a counter of this worker, since a replacement would start at 0.
+        earlier = self._version
+        if self._region_rows is not None:
+            earlier = span.start // (self._region_rows * self._steps)
         self._optimizer.taken = earlier * self._steps
         for i in range(self._steps):
             first, stop = (span.count * n // self._steps for n in (i, i + 1))
@@ -617,6 +620,7 @@ class LocalStepsWorker:
 
     def on_work(self, version: int) -> None:
         """See `Worker.on_work`."""
+        self._version = version
         self._worker.on_work(version)
 
     def take_changed(self) -> list[StateChange]:

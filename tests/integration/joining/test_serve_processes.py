@@ -19,6 +19,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import RegionLostError, ServerLostError
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.joining.endpoints import address_text
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import Stage
@@ -270,6 +271,9 @@ def test_the_run_loop_fetches_the_model_from_all_holders(holders: int, folder: P
         assert not [each for each in found.values() if isinstance(each, Exception)], found
         assert torch.equal(found["serve"], found["eu"][0])
         assert torch.equal(found["serve"], found["us"][0])
+        listening = [each.real._listening.address for _, each in served.launcher.made]
+        places = [served.processes.address, *served.processes.holder_addresses]
+        assert places == [address_text(each) for each in listening]
         links = [served.processes.ask_holder(h, "links") for h in range(holders)]
         assert all(set(each) == {"eu", "us"} for each in links)
         assert min(each["eu"]["received"] for each in links) > 0

@@ -83,6 +83,21 @@ def test_status_shows_where_a_run_is_served(
     assert shown() == (second, None, [])  # it is not served any more
 
 
+def test_status_shows_the_addresses_of_other_holders(run: RunDirectory) -> None:
+    """Regions must reach them, too."""
+    holders = ("geo-ray://10.0.0.1:7448", "geo-ray://10.0.0.3:7449")
+    address = "geo-ray://10.0.0.1:7447"
+    with driving(seeker_of(run.path, print)), EventLog(run.path / EVENTS_FILE) as log:
+        kind, t_s, fields = started(regions=list(NAMES), address=address, holders=list(holders))
+        log.write(kind, t_s, **fields)
+        found = geo_ray.status(run.path)
+        assert found.holders == holders
+        shown = [line.split() for line in status_lines(found)]
+        assert ["holders", f"{holders[0]},", holders[1]] in shown
+    found = geo_ray.status(run.path)
+    assert not [line for line in status_lines(found) if "holders" in line]
+
+
 @pytest.mark.parametrize(
     ("regions", "command"),
     [

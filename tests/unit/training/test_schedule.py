@@ -80,21 +80,33 @@ def test_a_shard_saves_where_its_schedule_is():
     assert int(shard.export()[0]["optimizer/schedule_steps"]) == 3
 
 
-def test_a_worker_reads_its_place_from_the_stream():
-    """A replaced worker has no memory, and its pushes must not start the warm-up again."""
+def local_change(span: Span, version: int, region_rows: int | None) -> torch.Tensor:
+    """What a new worker pushes after ``version`` steps of its region: two batches of 4 rows."""
     task = Digits(Digits.Options(width=2))
     train, start_P = task.dataset(0).train, read_parameters(task.model(0))
+    worker = Worker(task, start_P.clone(), torch.zeros_like(start_P), region="a", seed=0)
+    optimizer = Sgd(lr=1e-3, schedule=WARM)
+    local = LocalStepsWorker(worker, optimizer, 2, region_rows=region_rows)
+    columns = {n: np.concatenate([column[:4], column[:4]]) for n, column in train.items()}
+    local.on_work(version)
+    local.step(columns, span)
+    return local.grad_P.clone()
 
-    def change(span: Span) -> torch.Tensor:
-        worker = Worker(task, start_P.clone(), torch.zeros_like(start_P), region="a", seed=0)
-        local = LocalStepsWorker(worker, Sgd(lr=1e-3, schedule=WARM), 2, region_rows=8)
-        columns = {n: np.concatenate([column[:4], column[:4]]) for n, column in train.items()}
-        local.step(columns, span)
-        return local.grad_P.clone()
 
-    # Pushes of 2 batches of 4 rows from each of two workers: rows 32 to 40 are batches 4 and 5.
-    norms = [float(change(Span(start, 8)).norm()) for start in (0, 16, 32)]
+def test_the_schedule_of_a_worker_counts_the_steps_of_its_region():
+    """A replaced worker has no memory, and its pushes must not start the warm-up again."""
+    norms = [float(local_change(Span(0, 8), version, None).norm()) for version in (0, 1, 2)]
     assert norms[0] < norms[1] < norms[2]
     assert norms[0] / norms[2] == pytest.approx((0.25 + 0.5) / 2, rel=0.03)
+    # Its rows do not matter: there may have been more workers before, or fewer.
+    assert torch.equal(local_change(Span(48, 8), 1, None), local_change(Span(16, 8), 1, None))
+
+
+def test_without_steps_of_the_region_the_schedule_of_a_worker_counts_rows():
+    """In mode async a region's version counts the pushes of each worker."""
+    # Pushes of 2 batches of 4 rows from each of two workers: rows 32 to 40 are batches 4 and 5.
+    spans = [Span(start, 8) for start in (0, 16, 32)]
+    norms = [float(local_change(span, 7, 8).norm()) for span in spans]
+    assert norms[0] < norms[1] < norms[2]
     # The second worker of a push is as far as the first.
-    assert torch.equal(change(Span(24, 8)), change(Span(16, 8)))
+    assert torch.equal(local_change(Span(24, 8), 3, 8), local_change(Span(16, 8), 2, 8))
