@@ -576,6 +576,8 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
         if has_checkpoint(run.path):
             resume = f"geo-ray train {_resume_option(run.path)}"
             watch.notify(f"the newest checkpoint is kept: `{resume}` continues from it")
+        elif is_new and not has_begun(run.path):
+            watch.notify(f"the run had not begun: {short_path(run.path)} is removed")
         raise
     except GeoRayError as error:
         if has_begun(run.path) and (run.path / REPORT_FILE).exists():

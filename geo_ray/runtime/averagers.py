@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,14 @@ from geo_ray.joining.layout import Layout, holder_ranges
 from geo_ray.joining.protocol import SERVER, JoinTerms, process_words
 from geo_ray.joining.server import STANDBY
 from geo_ray.joining.slices import SavedRun
-from geo_ray.ray_cluster.calls import Handle, collect, kill
+from geo_ray.ray_cluster.calls import (
+    Handle,
+    PhaseProgress,
+    ProgressCallback,
+    collect,
+    kill,
+    no_progress,
+)
 from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.runtime.group_actor import JOIN_KEY
 from geo_ray.runtime.launcher import ProcessLauncher, ProcessSpec
@@ -147,24 +155,28 @@ class AveragerProcesses:
 
     # ------------------------------------------------------------------ the server
 
-    def start(self, saved: SavedRun | None) -> None:
+    def start(self, saved: SavedRun | None, progress: ProgressCallback = no_progress) -> None:
         """Start the server, and the other processes that hold slices.
 
         Args:
             saved: the checkpoint from which the run continues; None: it begins.
+            progress: receives the processes awaited.
         """
         serve, listed = self._experiment.served_at, self._list
         earlier = 0 if listed is None else listed.addresses[0][1]
-        made = self._make(0, 0)
+        starts = partial(progress, "starting processes")
+        made = self._make(0, 0, starts)
         if saved is not None:
             send_saved(made.actor, saved, *_range_of(saved, 0, serve.holders))
         self._server = self._listening(made, serve.port or earlier)
         self._ports[0] = self._server.port
         self._publish(self._term + 1)
         for number in range(1, serve.holders):
-            self._holders.append(self._start_holder(number, self._server, saved))
+            self._holders.append(self._start_holder(number, self._server, saved, starts))
 
-    def _start_holder(self, number: int, server: _Process, saved: SavedRun | None) -> Handle:
+    def _start_holder(
+        self, number: int, server: _Process, saved: SavedRun | None, progress: PhaseProgress
+    ) -> Handle:
         """Start a process that holds the slices of one part of the model."""
         serve, cpus = self._experiment.served_at, self._experiment.regions[0].cpus_per_server
         transport = self._experiment.transport.model_dump_json()
@@ -174,7 +186,7 @@ class AveragerProcesses:
         spec = ProcessSpec("holder", arguments, cpus, 0.0, strategy, None, self._attempt)
         (actor,) = self._launcher.make([spec])
         name = process_words(number)
-        host, public = collect({name: actor.introduce.remote()}, _START_S)[name]
+        host, public = collect({name: actor.introduce.remote()}, _START_S, progress)[name]
         if saved is not None:
             send_saved(actor, saved, *_range_of(saved, number, serve.holders))
         sealed = seal_secret(self._texts[SERVER].encode(), public, JOIN_KEY)
@@ -422,7 +434,7 @@ class AveragerProcesses:
 
     # ------------------------------------------------------------------ processes
 
-    def _make(self, slot: int, port: int) -> _Process:
+    def _make(self, slot: int, port: int, progress: PhaseProgress | None = None) -> _Process:
         """Start a process; ``port``: where it will listen if that is free, as a standby."""
         experiment, serve = self._experiment, self._experiment.served_at
         cpus = experiment.regions[0].cpus_per_server
@@ -441,7 +453,7 @@ class AveragerProcesses:
         spec = ProcessSpec("averager", arguments, cpus, 0.0, strategy, None, self._attempt)
         (actor,) = self._launcher.make([spec])
         call = actor.introduce.remote(port)
-        host, public, reserved = collect({SERVER: call}, _START_S)[SERVER]
+        host, public, reserved = collect({SERVER: call}, _START_S, progress)[SERVER]
         return _Process(actor, slot, host, public, reserved)
 
     def _listening(self, made: _Process, port: int) -> _Process:

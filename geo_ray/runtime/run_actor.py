@@ -141,7 +141,7 @@ class RunHost:
     def _run(self, order: RunOrder, experiment: Experiment) -> Summary:
         began_unix_s = order.began_unix_s if self._attempt == 0 else time.time()
         reporting = Reporting(self._progress, began_unix_s, self._interruption)
-        resume, launcher = order.resume, SupervisedLauncher(self._supervisor)
+        resume, launcher = order.resume, SupervisedLauncher(self._supervisor, self._progress)
         if self._attempt and has_begun(order.run.path):
             resumption, log = resume or Resumption(begins=True), order.run.path / EVENTS_FILE
             end = resumption.end_noted(EventTail(log))
@@ -197,12 +197,13 @@ class SupervisedLauncher:
 
     Args:
         supervisor: the actor.
+        progress: of the run; a request to end it immediately ends a wait for the supervisor.
     """
 
     has_places: Final = False
 
-    def __init__(self, supervisor: Handle) -> None:
-        self._supervisor, self._token = supervisor, 0
+    def __init__(self, supervisor: Handle, progress: WatchedProgress) -> None:
+        self._supervisor, self._progress, self._token = supervisor, progress, 0
 
     def attach(self, token: int) -> Handoff | None:
         """See `ProcessLauncher.attach`."""
@@ -267,5 +268,8 @@ class SupervisedLauncher:
         return signed
 
     def _ask(self, method: str, *arguments: Any, timeout_s: float = _ANSWER_S) -> Any:
+        def waits(done: int, total: int, names: Sequence[str]) -> None:
+            self._progress.check()
+
         call = getattr(self._supervisor, method).remote(self._token, *arguments)
-        return collect({"supervisor": call}, timeout_s)["supervisor"]
+        return collect({"supervisor": call}, timeout_s, waits)["supervisor"]

@@ -312,7 +312,7 @@ class ServedCheckpoints:
             "lease_token": self._lease_token,
             "codecs": codecs_of(self._experiment),
             STRATEGY: self._experiment.strategy.kind,
-            SAVED_REGIONS: sorted(saved),
+            SAVED_REGIONS: [*sorted(saved)],
             LAYOUT: layout,
             STEPS: dict(steps),
         }

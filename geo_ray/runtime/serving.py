@@ -575,7 +575,7 @@ def _serve_once(
         checked.check_joining(demands, setup.reporting.status)
         terms, places = terms_of(experiment), placed[SERVER]
         averagers = AveragerProcesses(experiment, terms, launcher, places, folder)
-        averagers.start(saved)
+        averagers.start(saved, setup.reporting.observer.awaiting)
         spec = RunSpec(
             experiment_json=experiment.model_dump_json(),
             base_dir=str(run.base_dir),

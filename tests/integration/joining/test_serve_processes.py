@@ -68,7 +68,7 @@ class Actor:
         return Call(self, name)
 
 
-def collect(calls: Mapping[str, Any], _: float) -> dict[str, Any]:
+def collect(calls: Mapping[str, Any], _: float, progress: Any = None) -> dict[str, Any]:
     for each in calls.values():
         if isinstance(each, Exception):
             raise each

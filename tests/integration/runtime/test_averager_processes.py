@@ -116,7 +116,7 @@ class Places:
         return slot
 
 
-def collect(calls: Mapping[Any, Call], timeout_s: float) -> dict[Any, Any]:
+def collect(calls: Mapping[Any, Call], timeout_s: float, progress: Any = None) -> dict[Any, Any]:
     return {key: call.value() for key, call in calls.items()}
 
 

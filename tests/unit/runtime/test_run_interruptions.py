@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,9 @@ from geo_ray.runs import requests
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.remote import REQUESTS
 from geo_ray.runs.requests import Interruption, take_member_requests
-from geo_ray.runtime.run_order import Resumption, RunEnd
+from geo_ray.runtime import run_actor
+from geo_ray.runtime.run_actor import SupervisedLauncher, WatchedProgress
+from geo_ray.runtime.run_order import Resumption, RunEnd, RunOrder
 from geo_ray.runtime.supervisor import RestartBudget, WatcherLiveness, supervisor_name
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail, read_events
 from geo_ray.telemetry.summary import summarise
@@ -182,3 +185,34 @@ def test_a_run_actor_that_died_after_recording_the_end_does_not_restart(tmp_path
     about = {"summary": summary.model_dump(), "digests": {}}
     log_of(tmp_path, [("run_finished", 12.0, about)])
     assert resumed.end_noted(EventTail(log)) == RunEnd(summary)
+
+
+class Supervisor:
+    """Stands for the handle of the actor; each of its methods can be called."""
+
+    def __getattr__(self, name: str) -> Supervisor:
+        return self
+
+    def __call__(self, *arguments: Any) -> None:
+        """Answer nothing."""
+
+
+def test_a_request_to_end_the_run_ends_a_wait_for_its_supervisor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Placing a run can take minutes; the end itself asks the supervisor, too."""
+    progress = WatchedProgress(RunOrder.__new__(RunOrder))
+    answers = iter([["us"], [], ["eu"]])
+
+    def collect(calls: Any, timeout_s: float, waits: Any) -> Any:
+        waits(0, 1, ["supervisor"])
+        return {"supervisor": next(answers)}
+
+    monkeypatch.setattr(run_actor, "collect", collect)
+    launcher: Any = SupervisedLauncher(Supervisor(), progress)
+    assert launcher.place([], 60.0) == ["us"]
+    progress.end_error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        launcher.place([], 60.0)
+    launcher.clear()
+    assert launcher.place([], 60.0) == ["eu"]
