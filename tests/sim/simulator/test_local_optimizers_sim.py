@@ -211,6 +211,21 @@ def test_with_another_number_of_workers_states_stay_with_their_ranks(data_dir: P
     check_ended(run.go())
 
 
+def test_with_another_number_of_workers_the_schedule_continues(data_dir: Path) -> None:
+    """It counts the region's steps; before the resume a step had other rows."""
+    before = run_of("hfa", data_dir, {"a": 2, "b": 3})
+    cut = checkpoint_of(before, 2.0)
+    run = run_of("hfa", data_dir, {"a": 3, "b": 1})
+    run.world.restore(cut)
+    run.go()
+    for region in "ab":
+        rates = {event["step"]: event["learning_rate"] for event in before.of("step", region)}
+        resumed = run.of("step", region)
+        assert resumed and min(event["step"] for event in resumed) > 1
+        for event in resumed:
+            assert event["learning_rate"] == rates[event["step"]]
+
+
 def test_a_state_comes_after_the_step_unless_that_waits(data_dir: Path) -> None:
     """The second worker has not pushed: it computes, or a pause keeps it from its step."""
     region = run_of("hfa", data_dir, {"a": 2, "b": 2}).world.regions["a"]
