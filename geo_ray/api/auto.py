@@ -279,6 +279,7 @@ def measure(experiment: Experiment, wanted: AutoConfig, base_dir: Path) -> Situa
         averager=experiment.averager_region,
         loss_budget=wanted.loss_budget,
         inner_momentum=experiment.optimizer.has_momentum,
+        is_served=experiment.is_served,
     )
 
 

@@ -48,6 +48,8 @@ class Situation:
         averager: region of the averager.
         loss_budget: acceptable loss relative to plain training.
         inner_momentum: whether the regions' optimizer has momentum.
+        is_served: whether regions join or are groups. They exchange no gradients: `sma` with an
+            interval of one step takes the place of `bsp`.
     """
 
     num_params: int
@@ -56,6 +58,7 @@ class Situation:
     averager: str
     loss_budget: float
     inner_momentum: bool = False
+    is_served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,9 @@ def transfer_time_s(situation: Situation, codec: str | None) -> float:
 
 def sections(choice: Choice, situation: Situation) -> dict[str, dict[str, object]]:
     """Return the configuration sections of a choice."""
-    plainest = STRATEGIES[choice.family]()
-    strategy: dict[str, object] = {"kind": choice.family}
+    kind = _kind(choice, situation)
+    plainest = STRATEGIES[kind]()
+    strategy: dict[str, object] = {"kind": kind}
     if plainest.traits.exchange.interval is not None:
         strategy["interval"] = choice.interval
     if _follows_link(choice.family):
@@ -176,6 +180,10 @@ def sections(choice: Choice, situation: Situation) -> dict[str, dict[str, object
     if outer is not None:
         strategy["outer"] = dict(outer)
     return {"strategy": strategy, "codec": {**sections_of(choice.codec)}}
+
+
+def _kind(choice: Choice, situation: Situation) -> str:
+    return "sma" if choice.family == "bsp" and situation.is_served else choice.family
 
 
 def _follows_link(family: Family) -> bool:
@@ -191,9 +199,9 @@ def explain(choice: Choice, situation: Situation) -> str:
         f"A step takes {fastest_s:.3g} to {slowest_s:.3g} s and the model has "
         f"{4e-6 * situation.num_params:.3g} MB: one exchange as fp32 takes {plain_s:.3g} s on the "
         f"slowest link. With {codec} it takes {choice.transfer_s:.3g} s. "
-        f"{choice.family} with {choice.interval} steps per exchange is predicted to spend "
-        f"{choice.compute_fraction:.0%} of the regions' time computing, at {choice.loss:.1%} of "
-        f"loss where {situation.loss_budget:.1%} is allowed."
+        f"{_kind(choice, situation)} with {choice.interval} steps per exchange is predicted to "
+        f"spend {choice.compute_fraction:.0%} of the regions' time computing, at {choice.loss:.1%} "
+        f"of loss where {situation.loss_budget:.1%} is allowed."
     )
     if not STRATEGIES[choice.family]().traits.in_rounds:
         text += (

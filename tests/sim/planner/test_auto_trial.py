@@ -12,6 +12,7 @@ from geo_ray.api.auto import ChoiceTrial, load_experiment
 from geo_ray.base.load import load_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.advisor import Choice
+from geo_ray.transport.links import LinkRecord, LinkTable
 
 TEXT = """
 name: uneven
@@ -76,3 +77,19 @@ def test_a_task_that_was_edited_is_tried_again(tmp_path: Path) -> None:
     assert auto._digest(experiment, tmp_path) == before
     (tmp_path / "task.py").write_text("from geo_ray.data.tasks.digits import Digits  # edited\n")
     assert auto._digest(experiment, tmp_path) != before
+
+
+def test_groups_with_a_fast_link_average_after_each_step(tmp_path: Path) -> None:
+    """They exchange no gradients, so that `bsp` would be refused."""
+    link = LinkRecord(
+        src="us", dst="eu", goodput_mbps=1e5, rtt_s=1e-4, samples=1, measured_at_unix_s=0
+    )
+    back = link.model_copy(update={"src": "eu", "dst": "us"})
+    (tmp_path / "links.json").write_text(LinkTable(links=(link, back)).model_dump_json())
+    (tmp_path / "auto.yaml").write_text(TEXT[: TEXT.index("emulate")])
+    groups = "regions=[{name: us, group: {nodes: 1}}, {name: eu, group: {nodes: 1}}]"
+    wanted = "strategy={kind: auto, step_s: 1, links: links.json}"
+    experiment, advice = load_experiment(tmp_path / "auto.yaml", [groups, wanted])
+    assert advice is not None and "sma with 1 steps per exchange" in advice.reason
+    assert experiment.strategy.kind == "sma"
+    assert experiment.strategy.traits.exchange.interval == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from geo_ray.base.errors import ConfigError, LinkUnknownError
@@ -47,6 +49,19 @@ def test_a_link_that_costs_nothing_needs_no_strategy():
     choice = advise(situation(mbps=1e6, rtt_s=1e-5))
     assert (choice.family, choice.interval, choice.codec) == ("bsp", 1, None)
     assert choice.loss == 0.0
+
+
+@pytest.mark.parametrize(
+    ("is_served", "expected"),
+    [(False, {"kind": "bsp"}), (True, {"kind": "sma", "interval": 1})],
+)
+def test_groups_average_models_after_each_step_where_others_exchange_gradients(
+    is_served: bool, expected: dict[str, object]
+) -> None:
+    free = replace(situation(mbps=1e6, rtt_s=1e-5), is_served=is_served)
+    choice = advise(free)
+    assert sections(choice, free)["strategy"] == expected
+    assert f"{expected['kind']} with 1 steps per exchange" in explain(choice, free)
 
 
 def test_a_slower_link_makes_rounds_longer_or_payloads_smaller():
