@@ -80,6 +80,8 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "flops_per_row": "floating-point operations of forward and backward pass over a row",
             "flops_estimated": "true if `flops_per_row` is estimated from the parameters",
             "ranks": "processes of each region that is a process group",
+            "holders": "addresses of further processes that hold parts of the model, for regions "
+            "that join",
         },
     ),
     "step": (
