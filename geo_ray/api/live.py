@@ -19,6 +19,7 @@ from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import GeoRayError
 from geo_ray.base.load import load_text
 from geo_ray.base.text import printable
+from geo_ray.base.threads import LOOK_S
 from geo_ray.cloud.autoscaler.journal import JournalMachines
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.report import LiveReader
@@ -106,7 +107,8 @@ class LivePage:
 
     def wait(self) -> None:
         """Wait until another thread closes the page, or for Ctrl-C."""
-        self._over.wait()
+        while not self._over.wait(LOOK_S):
+            pass
 
     def close(self) -> None:
         """Stop serving the page; idempotent."""

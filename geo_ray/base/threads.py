@@ -78,6 +78,10 @@ class Workers:
                     _LOGGER.warning("thread %s is still busy", thread.name)
 
 
+LOOK_S: Final = 0.5
+"""Longest single wait of a thread that Ctrl-C must end: Python does not end a wait for a signal
+that arrived just before it."""
+
 R = TypeVar("R")
 _Job: TypeAlias = tuple[Callable[[], Any], "Future[Any]"]
 _JOIN_S = 5.0

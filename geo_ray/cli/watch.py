@@ -80,9 +80,9 @@ def watch(
     with geo_ray.watch(run_dir, port=port, every_s=every_s, machines=machines) as page:
         click.echo(page.url)
         click.echo("Ctrl-C ends only the page", err=True)
-        if open_page:
-            webbrowser.open(page.url)
         with suppress(KeyboardInterrupt):
+            if open_page:
+                webbrowser.open(page.url)
             page.wait()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from geo_ray.base.errors import ConfigError, LabDownError, LabError
+from geo_ray.base.threads import LOOK_S
 from geo_ray.lab.relay import READY
 
 _ANSWER_BYTES: Final = 1 << 18
@@ -120,11 +121,13 @@ class RelayProcess:
 
     def wait(self, longest_s: float | None = None) -> bool:
         """Wait until the relay has ended; return False if it has not by then."""
-        try:
-            self._process.wait(longest_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        while True:
+            try:
+                self._process.wait(LOOK_S if longest_s is None else longest_s)
+                return True
+            except subprocess.TimeoutExpired:
+                if longest_s is not None:
+                    return False
 
     def release(self) -> None:
         """Close the owner's end, so that the relay takes its lab down, and wait for its end."""

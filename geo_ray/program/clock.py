@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
 from geo_ray.base.errors import ProgramError, ProgramStalledError
+from geo_ray.base.threads import LOOK_S
 from geo_ray.simulator.clock import Scheduler
 
 T = TypeVar("T")
@@ -91,7 +92,9 @@ class RealClock:
     def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
         """See `ProgramClock.wait`."""
         if not future.done():
-            wait((future, self._ended), timeout_s, FIRST_COMPLETED)
+            both, longest_s = (future, self._ended), LOOK_S if timeout_s is None else timeout_s
+            while not wait(both, longest_s, FIRST_COMPLETED).done and timeout_s is None:
+                pass
             if self._ended.done() and not future.done():
                 raise NodeStopped
         return future.done()

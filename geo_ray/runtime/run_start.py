@@ -11,7 +11,9 @@ from typing import Final
 
 from geo_ray.base.errors import (
     ConfigError,
+    GeoRayError,
     LeaseLostError,
+    LoopFailedError,
     PlacementError,
     PreflightError,
     RegionLostError,
@@ -87,11 +89,21 @@ def check_loops(experiment: Experiment, base_dir: Path) -> None:
     """Load the loops of groups.
 
     Raises:
-        LoopFailedError: a loop cannot be loaded.
+        LoopFailedError: loops cannot be loaded; names all of them.
     """
-    for region in experiment.groups:
-        if region.group is not None and region.group.loop is not None:
-            find_function(region.group.loop, base_dir, LOOP)
+    loops = [region.group.loop for region in experiment.groups if region.group is not None]
+    problems: list[GeoRayError] = []
+    for loop in dict.fromkeys(loops):
+        try:
+            if loop is not None:
+                find_function(loop, base_dir, LOOP)
+        except GeoRayError as error:
+            problems.append(error)
+    if len(problems) > 1:
+        texts = [error.message for error in problems]
+        raise LoopFailedError("; ".join(texts), fix=problems[0].fix)
+    if problems:
+        raise problems[0]
 
 
 def check_sharding(experiment: Experiment, task: Task) -> None:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from geo_ray.base.canonical import canonical_json
 from geo_ray.base.errors import GeoRayError, RunDirectoryError, RunError, from_code
 from geo_ray.base.files import unwritable
 from geo_ray.base.model import StrictModel
+from geo_ray.base.threads import LOOK_S
 from geo_ray.sweep.trial import Outcome, RealTrial, TrialSpec, validated
 
 TRIALS_FILE: Final = "trials.jsonl"
@@ -170,9 +171,11 @@ def pooled(trials: Sequence[TrialSpec], jobs: int) -> Generator[Outcome, None, N
     count = min(jobs, len(trials))
     with _Processes() as processes, ThreadPoolExecutor(count) as threads:
         try:
-            waiting = [threads.submit(processes.run, trial) for trial in trials]
-            for done in as_completed(waiting):
-                yield done.result()
+            waiting = {threads.submit(processes.run, trial) for trial in trials}
+            while waiting:
+                done, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)
+                for each in done:
+                    yield each.result()
         finally:
             processes.kill()  # a process that continued would keep its thread
             threads.shutdown(cancel_futures=True)

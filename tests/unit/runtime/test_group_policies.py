@@ -43,7 +43,7 @@ from geo_ray.runtime.groups import (
     rank_error,
     root_cause,
 )
-from geo_ray.runtime.run_start import check_sharding
+from geo_ray.runtime.run_start import check_loops, check_sharding
 from geo_ray.runtime.serving import _Serving, terms_of
 from geo_ray.runtime.spec import RunSpec, demand_of, demands_of
 from geo_ray.telemetry.event_log import EventLog
@@ -191,6 +191,22 @@ TASK: dict[str, Any] = {
     "data": {"generate": {}},
     "optimizer": {"kind": "adamw"},
 }
+
+
+def test_a_resumed_run_names_all_loops_that_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("def train(): ...\n")
+    loops = ("a.py:train", "good.py:train", "good.py:trial", "a.py:train")
+    sites = [{"name": f"r{i}", "group": {"loop": loop}} for i, loop in enumerate(loops)]
+    experiment = geo_ray.load_config(CONFIG | {"regions": sites})
+    with pytest.raises(LoopFailedError) as caught:
+        check_loops(experiment, tmp_path)
+    assert "a.py" in caught.value.message
+    assert "'trial' of good.py does not exist" in caught.value.message
+    (tmp_path / "a.py").write_text("def train(): ...\n")
+    with pytest.raises(LoopFailedError, match=r"\[LOOP_FAILED\] 'trial' of good\.py does"):
+        check_loops(experiment, tmp_path)
+    (tmp_path / "good.py").write_text("def train(): ...\ndef trial(): ...\n")
+    check_loops(experiment, tmp_path)
 
 
 def regions(**group: Any) -> dict[str, Any]:
