@@ -173,7 +173,7 @@ def _main(arguments: list[str]) -> Any:
         click.secho(printable(f"error {error}"), fg="red", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped immediately", err=True)
+        click.echo("stopped", err=True)
         sys.exit(130)
 
 

@@ -298,8 +298,8 @@ class RunWatcher:
         observer: receives phases and events.
         cluster: the cluster that this process is connected to.
         log: the run's events, positioned at the first one to forward.
-        signals: the first signal saves and stops the run; the second one, or one before training,
-            ends it immediately.
+        signals: the first signal saves and stops the run; the second one, or the first one before
+            training, ends it immediately; the next one does not wait for its processes.
     """
 
     def __init__(
@@ -316,7 +316,8 @@ class RunWatcher:
         self._name, self._next = secrets.token_hex(4), 0
         self._signals, self._asked = signals, 0
         self._ends_at_s: float | None = None
-        self._is_over = False
+        self._is_over = self._has_answered = False
+        self._ends_early = False  # to end the run: there is nothing to save yet
         self._newest: Event | None = None
         self.has_begun = False
 
@@ -400,6 +401,7 @@ class RunWatcher:
             if self._signals.number > 1:
                 raise KeyboardInterrupt from error
             raise self._lost(error) from error
+        self._has_answered = True
         return news
 
     def _lost(self, error: RayError) -> GeoRayError:
@@ -437,17 +439,21 @@ class RunWatcher:
     # ------------------------------------------------------------------ the user's requests
 
     def _pass_signals(self) -> None:
-        count = self._signals
-        if count.number and not self.has_begun:
-            count.number = max(count.number, 2)
-        if count.number >= 1 and self._asked < 1:
+        number = self._signals.number
+        if number and not self.has_begun:
+            self._ends_early = True
+        number += self._ends_early
+        if number >= 1 and self._asked < 1:
             self._asked = 1
             self._supervisor.stop.remote()
-        if count.number >= 2 and self._asked < 2:
+        if number >= 2 and self._asked < 2:
             self._asked = 2
+            self._observer.status("ending the run; Ctrl-C again does not wait for its processes")
             self._supervisor.end_now.remote(KeyboardInterrupt())
-            self._ends_at_s = time.monotonic() + _END_S
-        if self._ends_at_s is not None and time.monotonic() > self._ends_at_s:
+            # A supervisor that has not answered yet has started nothing that could end by itself.
+            self._ends_at_s = time.monotonic() + (_END_S if self._has_answered else 0.0)
+        is_late = self._ends_at_s is not None and time.monotonic() >= self._ends_at_s
+        if is_late or number >= 3:
             kill(self._supervisor)  # everything that it owns ends with it
             raise KeyboardInterrupt
 

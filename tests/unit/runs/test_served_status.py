@@ -163,7 +163,7 @@ def test_a_run_that_is_stopped_at_once_names_its_checkpoint(
         _main(["train", "--resume", str(run.path)])
     assert ended.value.code == 130
     said = capsys.readouterr().err
-    assert said.endswith("stopped immediately\n")
+    assert said.endswith("stopped\n")
     kept = f"the newest checkpoint is kept: `geo-ray train --resume {run.path}` continues from it"
     assert (kept in said.replace("\n", "")) == is_saved, said
 

@@ -48,10 +48,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return RunDirectory(tmp_path, tmp_path)
 
 
-def watch(run: RunDirectory, supervisor: Supervisor) -> Summary | None:
+def watch(
+    run: RunDirectory, supervisor: Supervisor, signals: SignalCount | None = None
+) -> Summary | None:
     cluster: Any = SimpleNamespace(address="127.0.0.1:1")
     log = EventTail(run.path / EVENTS_FILE)
-    watcher = RunWatcher(supervisor, run, RunObserver(), cluster, log, SignalCount())
+    signals = signals or SignalCount()
+    watcher = RunWatcher(supervisor, run, RunObserver(), cluster, log, signals)
     return watcher.follow()
 
 
@@ -118,6 +121,62 @@ def test_the_supervisor_s_report_of_the_end_counts(
         return
     with pytest.raises(RegionLostError):
         watch(run, Supervisor(news))
+
+
+class Ends(Supervisor):
+    """Presses Ctrl-C with its answers; notes the requests to stop and to end."""
+
+    def __init__(self, presses: list[int], signals: SignalCount) -> None:
+        self.presses, self.signals, self.asked = presses, signals, list[str]()
+        self.poll_news = SimpleNamespace(remote=self._answer)
+        self.stop = SimpleNamespace(remote=lambda: self.asked.append("stop"))
+        self.end_now = SimpleNamespace(remote=lambda error: self.asked.append("end"))
+
+    def _answer(self, name: str, since: int) -> RunNews:
+        assert self.presses, "the watcher waits for the end although it must not"
+        self.signals.number += self.presses.pop(0)
+        return RunNews((), 1, RunState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "presses", "asked"),
+    [
+        (False, [1, 0, 1], ["stop", "end"]),
+        (False, [2], ["stop", "end"]),
+        (True, [1, 0, 1, 0, 1], ["stop", "end"]),
+        (True, [3], ["stop", "end"]),
+    ],
+)
+def test_the_last_ctrl_c_does_not_wait_for_processes(
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    has_begun: bool,
+    presses: list[int],
+    asked: list[str],
+) -> None:
+    """Saves and stops, ends at once, waits no longer; before training the first one ends it."""
+    killed: list[Supervisor] = []
+    monkeypatch.setattr(module, "kill", killed.append)
+    if has_begun:
+        with EventLog(run.path / EVENTS_FILE) as log:
+            log.write("run_started", 0.0, **started(regions=["us"])[2])
+    signals = SignalCount()
+    supervisor = Ends(presses, signals)
+    with pytest.raises(KeyboardInterrupt):
+        watch(run, supervisor, signals)
+    assert supervisor.asked == asked and killed == [supervisor] and not presses
+
+
+def test_a_supervisor_that_has_not_started_yet_is_not_waited_for(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals, killed = SignalCount(), list[Supervisor]()
+    supervisor = Ends([1], signals)
+    monkeypatch.setattr(module, "kill", killed.append)
+    monkeypatch.setattr(module.ray, "wait", lambda calls, timeout: ([], calls))
+    with pytest.raises(KeyboardInterrupt):
+        watch(run, supervisor, signals)
+    assert killed == [supervisor]
 
 
 def test_a_heartbeat_that_failed_is_repeated_with_the_same_lines(
