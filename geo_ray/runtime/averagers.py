@@ -146,6 +146,8 @@ class AveragerProcesses:
         self._standby: _Process | None = None
         self._holders: list[Handle] = []  # from holder 1 on
         self._holder_addresses: list[str] = []
+        self._server_links: dict[str, dict[str, int]] = {}  # of the newest call of `links`
+        self._earlier_links: dict[str, dict[str, int]] = {}  # of servers that were replaced
         self._starting: Future[_Process] | None = None
         self._starter = ThreadPoolExecutor(1, "standby")
         self._next_s = 0.0  # when a standby is started, or looked at
@@ -218,15 +220,16 @@ class AveragerProcesses:
     def links(self) -> dict[str, dict[str, int]]:
         """Return the bytes received from each region, and sent to it, by all processes.
 
+        Those of a server that was replaced are included as of the last call before its loss.
+
         Raises:
             RegionLostError: a process is lost.
         """
         found: dict[str, dict[str, int]] = {}
-        for holder in range(1 + len(self._holders)):
-            for region, counts in self.ask_holder(holder, "links").items():
-                sums = found.setdefault(region, dict.fromkeys(counts, 0))
-                for name, count in counts.items():
-                    sums[name] += count
+        self._server_links = self.ask_holder(0, "links")  # before: a lost server is replaced here
+        others = [self.ask_holder(1 + number, "links") for number in range(len(self._holders))]
+        for links in (self._earlier_links, self._server_links, *others):
+            _add(found, links)
         return found
 
     def fetch_model(self) -> tuple[Layout, Tensor]:
@@ -340,6 +343,8 @@ class AveragerProcesses:
             kill(standby.actor)
             return False
         self._server = standby
+        _add(self._earlier_links, self._server_links)
+        self._server_links = {}
         self._publish(term)
         took_s = time.monotonic() - began_s
         self._events.append(
@@ -371,6 +376,7 @@ class AveragerProcesses:
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + _LOOK_S
+        self._server_links = self.ask_holder(0, "links")  # its counts end with it
         if self._standby is None:
             self._starting = self._starter.submit(self._start_standby)
             return
@@ -511,6 +517,13 @@ class AveragerProcesses:
 def _range_of(saved: SavedRun, holder: int, count: int) -> tuple[int, int]:
     """Return the range of the model that a process holds."""
     return holder_ranges(saved.layout, count)[holder]
+
+
+def _add(sums: dict[str, dict[str, int]], links: Mapping[str, Mapping[str, int]]) -> None:
+    for region, counts in links.items():
+        known = sums.setdefault(region, dict.fromkeys(counts, 0))
+        for name, count in counts.items():
+            known[name] += count
 
 
 def _host(server: ServeConfig, here: str) -> str:

@@ -178,9 +178,14 @@ def test_lost_servers_and_standbys_are_replaced(
 
     def each(sync: Any) -> None:
         if sync.steps in (9, 25):
+            before = processes.links()
             processes.actor.die()
             poll(processes)
             await_standby(processes)
+            after = processes.links()
+            assert set(before) == {"eu", "us"} and min(before["eu"].values()) > 0
+            for region, counts in before.items():
+                assert all(after[region][name] >= count for name, count in counts.items())
         elif sync.steps == 17 and processes._standby is not None:
             processes._standby.actor.die()
             while processes._standby is not None:
