@@ -106,6 +106,9 @@ KINDS: Final[dict[type[exceptions.RayError], FailureKind]] = {
 _NOT_CONNECTED: Final = "Ray has not been started yet"  # raised after Ray was shut down
 _MAY_KILL: Final = "Some common causes include"
 _EXIT_TYPE: Final = re.compile(r"Worker exit type: \w+ Worker exit detail: ")
+_DIED: Final = "The actor is dead because its worker process has died"
+_ENDED: Final = ". Worker unexpectedly exits with a connection error code 2. End of file"
+"""All that Ray knows if a process ended without a word."""
 _NODE_DIED: Final = "node has died"  # in Ray's message about an actor whose node is gone
 
 
@@ -180,7 +183,8 @@ def _actor_cause(text: str) -> str:
     first, *others = text.splitlines() or [""]
     details = [line.strip() for line in others if line.strip() and not line.startswith("\t")]
     line = (details[0] if details else first).partition(_MAY_KILL)[0]
-    return _EXIT_TYPE.sub("", line).rstrip(". ")
+    text = _EXIT_TYPE.sub("", line).rstrip(". ")
+    return text.replace(_DIED, "its process died").removesuffix(_ENDED)
 
 
 def _first_line(text: str) -> str:

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -106,6 +106,7 @@ class _Process:
         host: its machine.
         public: its public key.
         port: where it listens, or will.
+        pid: its process id there; 0: unknown.
     """
 
     actor: Handle
@@ -113,6 +114,7 @@ class _Process:
     host: str
     public: bytes
     port: int
+    pid: int = 0
 
 
 class AveragerProcesses:
@@ -271,6 +273,11 @@ class AveragerProcesses:
         """Where ranks reach the other processes that hold slices, in their order."""
         return self._holder_addresses
 
+    @property
+    def pid(self) -> int:
+        """Process id of the server, on its machine."""
+        return 0 if self._server is None else self._server.pid
+
     def ask(self, call: str, *arguments: Any) -> Any:
         """Call the server's actor; the standby answers if the server is lost.
 
@@ -351,6 +358,7 @@ class AveragerProcesses:
             {
                 "kind": "server_replaced",
                 "address": self.address,
+                "pid": self.pid,
                 "term": term,
                 "took_s": took_s,
                 "cause": cause.message,
@@ -395,7 +403,11 @@ class AveragerProcesses:
             return
         self._standby = starting.result()
         self._publish(self._term)
-        found = {"address": address_text(self._listed(self._standby)), "term": self._term}
+        found = {
+            "address": address_text(self._listed(self._standby)),
+            "pid": self._standby.pid,
+            "term": self._term,
+        }
         self._events.append({"kind": "server_standby_ready", **found})
 
     def _drop(self, standby: _Process, cause: GeoRayError) -> None:
@@ -459,14 +471,14 @@ class AveragerProcesses:
         spec = ProcessSpec("averager", arguments, cpus, 0.0, strategy, None, self._attempt)
         (actor,) = self._launcher.make([spec])
         call = actor.introduce.remote(port)
-        host, public, reserved = collect({SERVER: call}, _START_S, progress)[SERVER]
-        return _Process(actor, slot, host, public, reserved)
+        host, public, reserved, pid = collect({SERVER: call}, _START_S, progress)[SERVER]
+        return _Process(actor, slot, host, public, reserved, pid)
 
     def _listening(self, made: _Process, port: int) -> _Process:
         sealed = seal_secret(self._texts[SERVER].encode(), made.public, JOIN_KEY)
         call = made.actor.listen.remote(sealed, port, self._term + 1)
         found = collect({SERVER: call}, _START_S)[SERVER]
-        return _Process(made.actor, made.slot, made.host, made.public, found)
+        return replace(made, port=found)
 
     # ------------------------------------------------------------------ addresses
 

@@ -8,6 +8,7 @@ writes model and summary. Credentials of the regions are files in the run's dire
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import time
 from collections.abc import Collection, Mapping
@@ -271,8 +272,8 @@ class AveragerActor(_SliceActor):
 
     # -------------------------------------------------------------- start
 
-    def introduce(self, port: int) -> tuple[str, bytes, int]:
-        """Return the address of its machine, its public key, and the port that it has reserved.
+    def introduce(self, port: int) -> tuple[str, bytes, int, int]:
+        """Return the address of its machine, its public key, the reserved port, its process id.
 
         Args:
             port: port of a standby; another one is taken if it is not free.
@@ -281,7 +282,7 @@ class AveragerActor(_SliceActor):
         if self._has_standby:
             self._reserved = reserve(self._host, port)
         reserved = 0 if self._reserved is None else self._reserved.getsockname()[1]
-        return host, self._receiver.public, reserved
+        return host, self._receiver.public, reserved, os.getpid()
 
     def listen(
         self,
@@ -802,6 +803,7 @@ class _Serving:
             recorder = Recorder(log, sinks, setup.lease.check)
             address = self._averagers.address
             about: dict[str, object] = {"startup_s": startup_s, "address": address}
+            about["pid"] = self._averagers.pid
             if self._averagers.holder_addresses:
                 about["holders"] = list(self._averagers.holder_addresses)
             if experiment.groups:

@@ -303,7 +303,10 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "flops_estimated": _flag,
         "ranks": _table(_whole),
         "holders": _texts,  # addresses of further processes that hold slices
+        "pid": _whole,  # of the process that serves the run
     },
+    "server_replaced": {"pid": _whole},
+    "server_standby_ready": {"pid": _whole},
     "step": {
         "learning_rate": _number,  # of the inner optimizer; null: it made no step
         "steps": _whole,  # behind this event, where regions exchange with a server

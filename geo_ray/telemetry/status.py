@@ -148,6 +148,9 @@ class RunStatus(ShownModel):
     address: str | None = Field(
         default=None, description="where the run is served to regions that join; null: it is not"
     )
+    server_pid: int | None = Field(
+        default=None, description="process id of the averager at that address"
+    )
     holders: tuple[str, ...] = Field(
         default=(),
         description="where regions reach the other processes that hold slices of the model",
@@ -156,6 +159,7 @@ class RunStatus(ShownModel):
         default=None,
         description="where a standby of the server would serve it; null: none is ready",
     )
+    standby_pid: int | None = Field(default=None, description="process id of the standby")
     wants_standby: bool = Field(
         default=False, description="whether the configuration asks for a standby"
     )
@@ -444,6 +448,8 @@ class StatusFold:
         self.address: str | None = None  # of the server of a run that regions join
         self.holders: tuple[str, ...] = ()  # addresses of other holders
         self.standby: str | None = None  # of its standby
+        self.server_pid: int | None = None
+        self.standby_pid: int | None = None
         self.saved_s: dict[object, float] = {}  # checkpoint -> time
         self._reached_s: float | None = None
         self._restarts: dict[str, int] = {}
@@ -459,12 +465,14 @@ class StatusFold:
                 self.averager = event.fields.get("averager") or None  # "": in no region
                 self.address, self.standby = event.fields.get("address"), None
                 self.holders = tuple(event.fields.get("holders", ()))
+                self.server_pid, self.standby_pid = event.fields.get("pid"), None
             case "server_replaced":
                 self.address, self.standby = event["address"], None
+                self.server_pid, self.standby_pid = event.fields.get("pid"), None
             case "server_standby_ready":
-                self.standby = event["address"]
+                self.standby, self.standby_pid = event["address"], event.fields.get("pid")
             case "server_standby_lost":
-                self.standby = None
+                self.standby = self.standby_pid = None
             case "averager_moved":
                 self.averager = event["region"]
             case "region_lost":
@@ -622,8 +630,9 @@ def status_lines(status: RunStatus, width: int | None = None) -> list[str]:
     if status.address is not None and status.is_going is not False:
         standby = ", no standby at present" if status.wants_standby else ""
         if status.standby is not None:
-            standby = f", standby at {status.standby}"
-        rows.append(("served at", f"{status.address}{standby}"))
+            standby = f", standby at {status.standby}{_process(status.standby_pid)}"
+        served = f"{status.address}{_process(status.server_pid)}{standby}"
+        rows.append(("served at", served))
         rows += [("holders", ", ".join(status.holders))] if status.holders else []
     members = [region for region in status.regions if region.lost_cause is None]
     rows += [
@@ -731,6 +740,10 @@ def _spent(status: RunStatus) -> str:
     if spent.usd is not None:
         parts.append(f"{number_text(spent.usd)} USD")
     return ", ".join(parts)
+
+
+def _process(pid: int | None) -> str:
+    return f" (process {pid})" if pid else ""
 
 
 def _one_line(text: str | None) -> str:

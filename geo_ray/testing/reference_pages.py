@@ -80,6 +80,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "flops_per_row": "floating-point operations of forward and backward pass over a row",
             "flops_estimated": "true if `flops_per_row` is estimated from the parameters",
             "ranks": "processes of each region that is a process group",
+            "pid": "process id of the averager, for regions that join",
             "holders": "addresses of further processes that hold parts of the model, for regions "
             "that join",
         },
@@ -279,11 +280,16 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "term": "number of the server",
             "took_s": "seconds from the loss being noticed",
             "cause": "why the other process is lost",
+            "pid": "its process id",
         },
     ),
     "server_standby_ready": (
         "The process that serves a run has a standby, which has its state.",
-        {"address": "where the standby would serve the run", "term": "number of the server"},
+        {
+            "address": "where the standby would serve the run",
+            "term": "number of the server",
+            "pid": "its process id",
+        },
     ),
     "server_standby_lost": (
         "The standby was lost or could not keep up. The run continues, and starts another one.",

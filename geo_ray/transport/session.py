@@ -727,7 +727,7 @@ class Session:
         dropped = self._outbox.restart()
         self._counters.dropped_out += dropped
         _LOGGER.warning(
-            "region %s restarted as attempt %d; dropped %d messages to the previous attempt",
+            "%s is another process now (attempt %d); dropped %d message(s) to the one before",
             self.peer, self._incarnation.attempt, dropped,
         )  # fmt: skip
 

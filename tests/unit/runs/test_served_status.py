@@ -67,6 +67,7 @@ def test_status_shows_where_a_run_is_served(
         return found.address, found.standby, lines
 
     first, second = "geo-ray://10.0.0.1:7447", "geo-ray://10.0.0.2:7448"
+    standby_at = "geo-ray://10.0.0.2:7448"
     with driving(seeker_of(run.path, print)), EventLog(run.path / EVENTS_FILE) as log:
         kind, t_s, fields = started(regions=list(NAMES), address=first)
         log.write(kind, t_s, **fields)
@@ -76,10 +77,12 @@ def test_status_shows_where_a_run_is_served(
         assert shown() == (first, "geo-ray://10.0.0.2:7448", [line])
         log.write("server_standby_lost", 2.0, address="geo-ray://10.0.0.2:7448", cause="killed")
         assert shown() == (first, None, [f"served at  {first}{none}"])
-        log.write("server_standby_ready", 3.0, address="geo-ray://10.0.0.2:7448", term=1)
-        about = {"address": second, "term": 2, "took_s": 0.5, "cause": "killed"}
+        log.write("server_standby_ready", 3.0, address=standby_at, term=1, pid=12)
+        line = f"served at  {first}, standby at {standby_at} (process 12)"
+        assert shown() == (first, standby_at, [line])
+        about = {"address": second, "term": 2, "took_s": 0.5, "cause": "killed", "pid": 12}
         log.write("server_replaced", 4.0, **about)
-        assert shown() == (second, None, [f"served at  {second}{none}"])
+        assert shown() == (second, None, [f"served at  {second} (process 12){none}"])
     assert shown() == (second, None, [])  # it is not served any more
 
 
@@ -87,13 +90,15 @@ def test_status_shows_the_addresses_of_other_holders(run: RunDirectory) -> None:
     """Regions must reach them, too."""
     holders = ("geo-ray://10.0.0.1:7448", "geo-ray://10.0.0.3:7449")
     address = "geo-ray://10.0.0.1:7447"
+    more = {"address": address, "holders": list(holders), "pid": 11}
     with driving(seeker_of(run.path, print)), EventLog(run.path / EVENTS_FILE) as log:
-        kind, t_s, fields = started(regions=list(NAMES), address=address, holders=list(holders))
+        kind, t_s, fields = started(regions=list(NAMES), **more)
         log.write(kind, t_s, **fields)
         found = geo_ray.status(run.path)
         assert found.holders == holders
         shown = [line.split() for line in status_lines(found)]
         assert ["holders", f"{holders[0]},", holders[1]] in shown
+        assert ["served", "at", address, "(process", "11)"] in shown
     found = geo_ray.status(run.path)
     assert not [line for line in status_lines(found) if "holders" in line]
 
