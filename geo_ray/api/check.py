@@ -299,6 +299,24 @@ def _check_gpus(experiment: Experiment, count: int) -> None:
     )
 
 
+def check_lines(experiment: Experiment) -> list[str]:
+    """Return who makes the optimizer's steps, and where regions join, in words."""
+    lines, places = list[str](), experiment.optimizer_places
+    if places:
+        found = {where: [n for n, each in places.items() if each == where] for where in _WHERE}
+        texts = [f"{_WHERE[where]} in {', '.join(each)}" for where, each in found.items() if each]
+        lines.append(f"optimizer: {'; '.join(texts)}")
+    joined = [region.name for region in experiment.regions if region.join]
+    if joined:
+        ports = experiment.served_ports.items()
+        where = ", ".join(f"{name} at {port or 'a free port'}" for name, port in ports)
+        lines.append(f"joined by {', '.join(joined)}, which connect to these ports: {where}")
+    return lines
+
+
+_WHERE: Final = {"worker": "on the workers", "server": "on the parameter server"}
+
+
 def needs_table(found: RunCheck) -> FittedTable:
     """Return the requested resources by region."""
     table = FittedTable("region", box=SIMPLE_HEAD)

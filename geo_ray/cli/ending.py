@@ -7,7 +7,7 @@ from shlex import quote
 
 from rich.console import Console
 
-from geo_ray.api.check import check_run, needs_table
+from geo_ray.api.check import check_lines, check_run, needs_table
 from geo_ray.api.run import Run
 from geo_ray.api.train import short_path
 from geo_ray.cli.say import say
@@ -45,6 +45,8 @@ def show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None 
     """
     found = check_run(config, overrides, plan=plan_file, progress=True)
     Console().print(needs_table(found))
+    for line in check_lines(found.experiment):
+        say(line)
     kind = found.experiment.cluster.kind
     where = "a local cluster would be started" if kind == "local" else "the cluster was not queried"
     say(f"{found.size}; nothing was started, {where}")

@@ -156,6 +156,7 @@ _JOINED_PLAN: Final = (
     "omit it. Only `compute_fraction` of `diloco` adapts the interval there"
 )
 _RESERVED: Final = "geo-ray-"
+_LAST_PORT: Final = 65535
 _SERVED_REGION: Final = frozenset({"name", "at", "copies", "join", "group", "cpus_per_server"})
 """Keys of a region that joins, or that is a group."""
 
@@ -381,6 +382,15 @@ class Experiment(StrictModel):
                 f"serve.rows: missing; strategy {strategy.kind} ends by rows, and the loops have "
                 "the data: set it to the rows that all regions train on together"
             )
+        if self.served_at.rows is not None and not strategy.traits.region.ends_by_total_rows:
+            yield f"serve.rows: strategy {strategy.kind} ends by steps; omit it"
+        port, processes = self.served_at.port, len(self.served_ports)
+        if port + processes - 1 > _LAST_PORT:
+            yield (
+                f"serve.port: the {processes} processes that regions connect to listen on ports "
+                f"from {port} to {port + processes - 1}: set it to at most "
+                f"{_LAST_PORT - processes + 1}"
+            )
 
     def _task_steps_problems(self, workers: Mapping[str, int]) -> Iterator[str]:
         """Yield what does not fit steps that the task makes."""
@@ -477,6 +487,27 @@ class Experiment(StrictModel):
     def worker_steps(self) -> int:
         """Local steps of a worker between two pushes; 0 if workers push gradients."""
         return self.strategy.traits.region.worker_steps if len(self.regions) > 1 else 0
+
+    @property
+    def served_ports(self) -> dict[str, int]:
+        """Ports at which regions join, by process; 0: a free one."""
+        served = self.served_at
+        names = [
+            "averager",
+            *(f"holder {number + 1}" for number in range(1, served.holders)),
+            *(["standby"] if self.averager.standby is not None else []),
+        ]
+        return {name: served.port and served.port + number for number, name in enumerate(names)}
+
+    @property
+    def optimizer_places(self) -> dict[str, str]:
+        """Whether a region's server or its workers have the optimizer, where geo_ray trains."""
+        own = self.worker_steps > 0
+        return {
+            region.name: "worker" if own or self.owns_steps(region.workers) else "server"
+            for region in self.regions
+            if not region.is_joined
+        }
 
     def state_every(self, region: RegionConfig) -> int:
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""

@@ -39,6 +39,11 @@ def test_a_dry_run_of_a_served_run_starts_nothing(
     )
     assert served.exit_code == 0, served.output
     assert "nothing was started" in served.stdout and served.stdout == trained.stdout
+    line = "joined by eu, which connect to these ports: averager at 7447\n"
+    assert line in served.stdout and "optimizer" not in served.stdout
+    more = ["--set", "serve={port: 9000, holders: 2}", "--set", "averager.standby=auto"]
+    served = CliRunner().invoke(root, ["serve", "joined.yaml", "--dry-run", *more])
+    assert "averager at 9000, holder 2 at 9001, standby at 9002\n" in served.stdout
     wrong = CliRunner().invoke(
         root, ["serve", "joined.yaml", "--dry-run", "--set", "strategy={kind: bsp}"]
     )
@@ -64,6 +69,25 @@ def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(here: Path) -> Non
     assert int(eu[1]) + int(us[1]) > 1000 and "the cluster was not queried" in result.output
     assert [path.name for path in here.iterdir()] == ["trial.yaml"]
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ([], "optimizer: on the workers in us; on the parameter server in eu"),  # of two workers
+        (["train.optimizer_on=worker"], "optimizer: on the workers in eu, us"),
+        (["strategy={kind: hfa}"], "optimizer: on the workers in eu, us"),
+        (["regions.0.workers=1"], "optimizer: on the workers in eu, us"),
+        (
+            ["strategy={kind: diloco}", "train.optimizer_on=server"],
+            "optimizer: on the parameter server in eu, us",
+        ),
+    ],
+)
+def test_a_dry_run_says_who_has_the_optimizer(here: Path, changes: list[str], line: str) -> None:
+    result = dry(*(part for change in changes for part in ("--set", change)))
+    assert result.exit_code == 0, result.output
+    assert f"{line}\n" in result.output
 
 
 def test_regions_that_join_later_are_named_with_what_they_will_need(here: Path) -> None:

@@ -384,6 +384,29 @@ def test_a_strategy_that_ends_by_rows_needs_their_number() -> None:
     with pytest.raises(ConfigError, match=r"serve\.rows: missing"):
         geo_ray.load_config(tree)
     geo_ray.load_config(tree | {"serve": {"rows": 10}})
+    with pytest.raises(ConfigError, match="strategy diloco ends by steps; omit it"):
+        geo_ray.load_config(tree | {"strategy": {"kind": "diloco"}, "serve": {"rows": 10}})
+
+
+@pytest.mark.parametrize(
+    ("serve", "standby", "most"),
+    [
+        ({"port": 65535}, None, None),
+        ({"port": 0, "holders": 4}, "auto", None),
+        ({"port": 65533, "holders": 2}, "auto", None),
+        ({"port": 65534, "holders": 2}, "auto", 65533),
+        ({"port": 65535, "holders": 4}, None, 65532),
+        ({"port": 65535}, "auto", 65534),
+    ],
+)
+def test_all_ports_of_a_served_run_exist(
+    serve: dict[str, int], standby: str | None, most: int | None
+) -> None:
+    regions = [{"name": "eu", "join": True}, {"name": "us", "join": True}]
+    tree = {"name": "a", "regions": regions, "strategy": {"kind": "diloco"}, "train": {"steps": 4}}
+    tree |= {"serve": serve, "averager": {"standby": standby}}
+    with nullcontext() if most is None else pytest.raises(ConfigError, match=f"at most {most}\n"):
+        geo_ray.load_config(tree)
 
 
 def test_demands_of_groups() -> None:
