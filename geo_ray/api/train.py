@@ -245,6 +245,7 @@ def resumed_run(
         changes = directory.check_changes(experiment, wanted, named)
         notes += [f"changed: {key}: {change}" for key, change in changes.items()]
         notes += _schedule_notes(experiment, wanted)
+        notes += _worker_notes(experiment, wanted)
     has_moved = directory.has_moved(run, wanted, allowed)
     check_resumable(run, experiment, wanted, checkpoint, begins=begins)
     if wanted.cluster.kind == "local":
@@ -255,6 +256,25 @@ def resumed_run(
     written = read_text(run.path / directory.CONFIG_FILE)
     is_changed = dump_yaml(wanted) != written
     return ReadyRun(run, wanted, is_changed or has_moved, note="\n".join(notes), away=away)
+
+
+def _worker_notes(saved: Experiment, wanted: Experiment) -> list[str]:
+    """Return what becomes of the optimizers of workers, where another number has them."""
+    counts = {region.name: region.workers for region in saved.regions}
+    places = [each.optimizer_places for each in (saved, wanted)]
+    notes = []
+    for region in wanted.regions:
+        before = counts.get(region.name, region.workers)
+        if before == region.workers or any(each.get(region.name) != "worker" for each in places):
+            continue
+        what = (
+            "new ones start with the optimizer's state of the first one"
+            if before < region.workers
+            else "the optimizer's states of the others are dropped"
+        )
+        count = "1 worker" if region.workers == 1 else f"{region.workers} workers"
+        notes.append(f"{region.name} has {count} instead of {before}: {what}")
+    return notes
 
 
 def _schedule_notes(saved: Experiment, wanted: Experiment) -> list[str]:
@@ -405,9 +425,14 @@ def train(
                 ready = new_run(source, changes, followed, watch.notify)
         else:
             raise ConfigError("no configuration given", fix="Give one, or a run to resume.")
+        note = ready.note
+        if ready.experiment.is_served:  # it begins when its regions have joined
+            for line in note.splitlines():
+                watch.notify(line)
+            note = ""
         with (
             _tidied(ready.run, watch, is_new=resume is None),
-            watch.over(ready.experiment, ready.note) as watched,
+            watch.over(ready.experiment, note) as watched,
         ):
             if detach and ready.experiment.cluster.kind != "existing":
                 raise ConfigError(

@@ -723,7 +723,7 @@ def _training(status: RunStatus) -> str:
 def _saved(status: RunStatus) -> str:
     found = status.checkpoint
     if found is None:
-        return "no checkpoint yet"
+        return "no checkpoint" if status.is_going is False else "no checkpoint yet"
     # Ages count from the last event, so they are meaningless after the end of the run.
     age = ""
     if found.age_s is not None and status.is_going is not False:

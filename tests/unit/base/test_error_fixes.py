@@ -343,6 +343,25 @@ def test_a_change_of_where_a_run_is_executed_need_not_be_named(run: RunDirectory
     assert 'changed: run.again: "new" -> "resume"' in ready.note
 
 
+@pytest.mark.parametrize(
+    ("kind", "workers", "said"),
+    [
+        ("hfa", 4, "eu has 4 workers instead of 2: new ones start with the optimizer's state of"),
+        ("hfa", 1, "eu has 1 worker instead of 2: the optimizer's states of the others are"),
+        ("sma", 4, ""),  # the parameter server has the optimizer
+    ],
+)
+def test_a_resume_says_what_becomes_of_optimizers_of_workers(
+    kind: str, workers: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    regions = "regions=[{name: eu, workers: 2}, {name: us}]"
+    run = directory.create(experiment(f"strategy={{kind: {kind}}}", regions), tmp_path)
+    save_checkpoint(run)
+    note = resumed_run(run.path, None, (f"regions.0.workers={workers}",), None).note
+    assert said in note and ("optimizer" in note) == bool(said) and "us has" not in note
+
+
 @pytest.mark.parametrize("more", [(), ("optimizer.schedule.steps=20",)])
 def test_a_schedule_that_is_stretched_is_told_of(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
