@@ -31,6 +31,7 @@ from geo_ray.base.load import dump_yaml, load_tree, override_items, override_not
 from geo_ray.base.model import expanded
 from geo_ray.base.output import terminal_outlived, ticking
 from geo_ray.base.overrides import apply_overrides
+from geo_ray.base.text import counted
 from geo_ray.base.yaml import ConfigSource, parse_yaml, read_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.recorded import RunConfig
@@ -272,7 +273,7 @@ def _worker_notes(saved: Experiment, wanted: Experiment) -> list[str]:
             if before < region.workers
             else "the optimizer's states of the others are dropped"
         )
-        count = "1 worker" if region.workers == 1 else f"{region.workers} workers"
+        count = counted(region.workers, "worker")
         notes.append(f"{region.name} has {count} instead of {before}: {what}")
     return notes
 

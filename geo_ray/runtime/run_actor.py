@@ -48,6 +48,8 @@ _MOST_LINES: Final = 1000
 class WatchedProgress(RunObserver):
     """Reports of the run since the last beat, and whether it must end immediately.
 
+    Only the thread that makes it ends the run.
+
     Args:
         order: the run.
     """
@@ -58,6 +60,7 @@ class WatchedProgress(RunObserver):
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         self._awaiting: StartWait | None = None
         self._is_ending = False
+        self._thread = threading.get_ident()
         self.end_error: BaseException | None = None
 
     def status(self, text: str) -> None:
@@ -100,7 +103,8 @@ class WatchedProgress(RunObserver):
     def check(self) -> None:
         """End the run here if this was requested."""
         error = self.end_error
-        if error is not None and not self._is_ending:
+        is_here = threading.get_ident() == self._thread
+        if error is not None and is_here and not self._is_ending:
             self._is_ending = True  # the shutdown reports phases, too
             raise error
 
