@@ -134,9 +134,10 @@ def drive(
         watcher = RunWatcher(_start(order), request.run, reporting.observer, cluster, log, signals)
         try:
             return watcher.follow(until_begun=request.detach)
-        except BaseException:
+        except BaseException as error:
+            explains = watcher.has_begun or not isinstance(error, KeyboardInterrupt)
             logs = request.run.path / LOGS_DIRECTORY
-            if cluster.local is not None and keep_logs(cluster.local.root, logs):
+            if explains and cluster.local is not None and keep_logs(cluster.local.root, logs):
                 reporting.status(f"what the actors printed is in {logs}")
             raise
 
