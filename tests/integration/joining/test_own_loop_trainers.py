@@ -251,7 +251,7 @@ def test_ray_train(tmp_path: Path) -> None:
     from examples.own_loop import with_ray_train
 
     environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
-    ray.init(num_cpus=4, include_dashboard=False, runtime_env=environment)
+    ray.init("local", num_cpus=4, include_dashboard=False, runtime_env=environment)
     try:
         with serving(terms(("eu",), STEPS, strategy=DILOCO), tmp_path) as (server, address):
             arguments = address, "eu", str(tmp_path / "eu.pem")
