@@ -22,6 +22,7 @@ from geo_ray.telemetry.status import RegionNow, RunNow
 REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
 PLAIN_WAIT_EVERY_S = 4.0
+_SHARE = 0.2
 _TICK_S = 0.5
 _LONG_S = 3.0  # start-up phases that take longer show their time
 _NAMED = 3  # maximum number of listed names
@@ -234,7 +235,9 @@ class Progress:
             phase = self._phase()
             if not phase and (not self._started or self._ended_s is not None):
                 return
-            if not self._plain or now_s - self._said_at_s < PLAIN_WAIT_EVERY_S:
+            passed_s = now_s - self._status_at_s if phase else 0.0
+            every_s = max(PLAIN_WAIT_EVERY_S, _SHARE * passed_s)  # long waits fill no log
+            if not self._plain or now_s - self._said_at_s < every_s:
                 return
             self._printed_at_s = now_s
             self._printed_line = self.line() if not phase else self._printed_line

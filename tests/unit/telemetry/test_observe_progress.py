@@ -407,4 +407,5 @@ def test_a_log_is_never_silent_for_more_than_a_few_seconds() -> None:
     assert all("east 1/4" in line for line in pass_s(9))
     progress.status("writing the model and the summary")
     assert pass_s(4) == ["writing the model and the summary (4 s)"]
+    assert 10 < len(pass_s(600)) < 25, "a long wait fills no log"
     progress.close()
