@@ -261,6 +261,9 @@ def resumed_run(
 
 def _worker_notes(saved: Experiment, wanted: Experiment) -> list[str]:
     """Return what becomes of the optimizers of workers, where another number has them."""
+    kind = wanted.optimizer.kind
+    if kind != saved.optimizer.kind or kind == "sgd":  # there is no state to continue with
+        return []
     counts = {region.name: region.workers for region in saved.regions}
     places = [each.optimizer_places for each in (saved, wanted)]
     notes = []

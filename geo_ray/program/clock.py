@@ -7,9 +7,10 @@ ordinary threads, and events happen in the same order on every machine: by time,
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -84,20 +85,27 @@ class RealClock:
 
     def sleep_s(self, duration_s: float) -> None:
         """See `ProgramClock.sleep_s`."""
-        if duration_s > 0:
-            wait((self._ended,), duration_s)
+        self._wait_for((self._ended,), duration_s)
         if self._ended.done():
             raise NodeStopped
 
     def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
         """See `ProgramClock.wait`."""
         if not future.done():
-            both, longest_s = (future, self._ended), LOOK_S if timeout_s is None else timeout_s
-            while not wait(both, longest_s, FIRST_COMPLETED).done and timeout_s is None:
-                pass
+            self._wait_for((future, self._ended), timeout_s)
             if self._ended.done() and not future.done():
                 raise NodeStopped
         return future.done()
+
+    @staticmethod
+    def _wait_for(futures: Sequence[Future[Any]], timeout_s: float | None) -> None:
+        """Wait until one of the futures is done, and look again from time to time: see `LOOK_S`."""
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not any(each.done() for each in futures):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            wait(futures, min(LOOK_S, left_s), FIRST_COMPLETED)
 
     def start(self, work: Callable[[], None]) -> None:
         """See `ProgramClock.start`; threads are reused, because starting one costs more."""

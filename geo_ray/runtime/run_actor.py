@@ -201,7 +201,7 @@ class SupervisedLauncher:
 
     Args:
         supervisor: the actor.
-        progress: of the run; a request to end it immediately ends a wait for the supervisor.
+        progress: of the run; a request to end it immediately ends a wait for new processes.
     """
 
     has_places: Final = False
@@ -221,13 +221,13 @@ class SupervisedLauncher:
 
     def make(self, specs: Sequence[ProcessSpec]) -> list[Handle]:
         """See `ProcessLauncher.make`."""
-        made: list[Handle] = self._ask("make", list(specs))
+        made: list[Handle] = self._ask("make", list(specs), may_end=True)
         return made
 
     def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
         """See `ProcessLauncher.place`."""
         placed: dict[str, PlacedRegion] = self._ask(
-            "place", list(demands), timeout_s, timeout_s=timeout_s + _ANSWER_S
+            "place", list(demands), timeout_s, timeout_s=timeout_s + _ANSWER_S, may_end=True
         )
         return placed
 
@@ -271,9 +271,17 @@ class SupervisedLauncher:
         signed: SignedCertificate | None = self._ask("sign", region, request_pem)
         return signed
 
-    def _ask(self, method: str, *arguments: Any, timeout_s: float = _ANSWER_S) -> Any:
+    def _ask(
+        self, method: str, *arguments: Any, timeout_s: float = _ANSWER_S, may_end: bool = False
+    ) -> Any:
+        """Call the supervisor; ``may_end``: a request to end the run ends the wait.
+
+        Not at the end of a run, which a late request must not turn into a failure.
+        """
+
         def waits(done: int, total: int, names: Sequence[str]) -> None:
-            self._progress.check()
+            if may_end:
+                self._progress.check()
 
         call = getattr(self._supervisor, method).remote(self._token, *arguments)
         return collect({"supervisor": call}, timeout_s, waits)["supervisor"]

@@ -131,7 +131,10 @@ def drive(
         order = request.order(reporting.began_unix_s, log.read_bytes)
         reporting.status("starting the run actor")
         signals = stack.enter_context(counted_signals())  # they end a run that is starting
-        watcher = RunWatcher(_start(order), request.run, reporting.observer, cluster, log, signals)
+        supervisor, is_new = _start(order)
+        watcher = RunWatcher(
+            supervisor, request.run, reporting.observer, cluster, log, signals, is_new=is_new
+        )
         try:
             return watcher.follow(until_begun=request.detach)
         except BaseException as error:
@@ -220,11 +223,11 @@ def _find(run: RunDirectory, longest_s: float = _ANSWER_S) -> tuple[Handle | Non
     return None if news.state is RunState.OVER else supervisor, news.state
 
 
-def _start(order: RunOrder) -> Handle:
+def _start(order: RunOrder) -> tuple[Handle, bool]:
     """Start the supervisor of a run on this node, which can access the run's directory.
 
     Returns:
-        The supervisor, or one that another process has just started.
+        The supervisor, or one that another process has just started; whether it is new.
 
     Raises:
         RunHeldError: the run is active with another configuration, or its supervisor does not
@@ -243,12 +246,12 @@ def _start(order: RunOrder) -> Handle:
     deadline_s = time.monotonic() + _FREE_S
     while True:
         try:
-            return kind.remote(order)
+            return kind.remote(order), True
         except ValueError as error:  # the name is taken
             running, _ = _find(order.run, _START_S)  # another process may just have started it
             with suppress(RayError):  # it has just ended
                 if running is not None and ray.get(running.is_of.remote(order)):
-                    return running
+                    return running, False
                 if running is not None:
                     raise RunHeldError(
                         f"{order.run.path.name} is running with another configuration",
@@ -301,6 +304,8 @@ class RunWatcher:
         log: the run's events, positioned at the first one to forward.
         signals: the first signal saves and stops the run; the second one, or the first one before
             training, ends it immediately; the next one does not wait for its processes.
+        is_new: whether this process has just created the supervisor, which has started nothing
+            before it answers.
     """
 
     def __init__(
@@ -311,13 +316,15 @@ class RunWatcher:
         cluster: ConnectedCluster,
         log: EventTail,
         signals: SignalCount,
+        *,
+        is_new: bool = False,
     ) -> None:
         self._supervisor, self._run, self._observer = supervisor, run, observer
         self._cluster, self._log = cluster, log
         self._name, self._next = secrets.token_hex(4), 0
         self._signals, self._asked = signals, 0
         self._ends_at_s: float | None = None
-        self._is_over = self._has_answered = False
+        self._is_over, self._has_answered = False, not is_new
         self._ends_early = False  # to end the run: there is nothing to save yet
         self._newest: Event | None = None
         self.has_begun = False
@@ -368,7 +375,7 @@ class RunWatcher:
                 self._pass_on(news)
                 if news.state is RunState.OVER:
                     return self._result(RunEnd(news.summary, news.error))
-            if until_begun and self.has_begun:
+            if until_begun and self.has_begun and not self._signals.number:
                 return None
             self._pass_signals()
             time.sleep(_ASK_EVERY_S)
@@ -399,7 +406,7 @@ class RunWatcher:
         except GetTimeoutError:
             return None
         except RayError as error:
-            if self._signals.number > 1:
+            if self._signals.number + self._ends_early > 1:
                 raise KeyboardInterrupt from error
             raise self._lost(error) from error
         self._has_answered = True
@@ -451,7 +458,6 @@ class RunWatcher:
             self._asked = 2
             self._observer.status("ending the run; Ctrl-C again does not wait for its processes")
             self._supervisor.end_now.remote(KeyboardInterrupt())
-            # A supervisor that has not answered yet has started nothing that could end by itself.
             self._ends_at_s = time.monotonic() + (_END_S if self._has_answered else 0.0)
         is_late = self._ends_at_s is not None and time.monotonic() >= self._ends_at_s
         if is_late or number >= 3:

@@ -174,8 +174,8 @@ def pooled(trials: Sequence[TrialSpec], jobs: int) -> Generator[Outcome, None, N
             waiting = {threads.submit(processes.run, trial) for trial in trials}
             while waiting:
                 done, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)
-                for each in done:
-                    yield each.result()
+                for each in sorted(done, key=lambda trial: trial.exception() is not None):
+                    yield each.result()  # an error comes after all results that are there
         finally:
             processes.kill()  # a process that continued would keep its thread
             threads.shutdown(cancel_futures=True)

@@ -344,19 +344,39 @@ def test_a_change_of_where_a_run_is_executed_need_not_be_named(run: RunDirectory
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers", "said"),
+    ("strategy", "optimizer", "workers", "said"),
     [
-        ("hfa", 4, "eu has 4 workers instead of 2: new ones start with the optimizer's state of"),
-        ("hfa", 1, "eu has 1 worker instead of 2: the optimizer's states of the others are"),
-        ("sma", 4, ""),  # the parameter server has the optimizer
+        (
+            "hfa",
+            "momentum",
+            4,
+            "eu has 4 workers instead of 2: new ones start with",
+        ),
+        (
+            "hfa",
+            "momentum",
+            1,
+            "eu has 1 worker instead of 2: the optimizer's states",
+        ),
+        ("hfa", "sgd", 4, ""),  # which has no state
+        ("sma", "momentum", 4, ""),  # the parameter server has the optimizer
     ],
 )
 def test_a_resume_says_what_becomes_of_optimizers_of_workers(
-    kind: str, workers: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str,
+    optimizer: str,
+    workers: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    regions = "regions=[{name: eu, workers: 2}, {name: us}]"
-    run = directory.create(experiment(f"strategy={{kind: {kind}}}", regions), tmp_path)
+    sections = (
+        f"strategy={{kind: {strategy}}}",
+        f"optimizer={{kind: {optimizer}, lr: 0.1}}",
+        "regions=[{name: eu, workers: 2}, {name: us}]",
+    )
+    run = directory.create(experiment(*sections), tmp_path)
     save_checkpoint(run)
     note = resumed_run(run.path, None, (f"regions.0.workers={workers}",), None).note
     assert said in note and ("optimizer" in note) == bool(said) and "us has" not in note

@@ -203,7 +203,7 @@ def test_a_request_to_end_the_run_ends_a_wait_for_its_supervisor(
 ) -> None:
     """Placing a run can take minutes; the end itself asks the supervisor, too."""
     progress = WatchedProgress(RunOrder.__new__(RunOrder))
-    answers = iter([["us"], [], [], ["eu"]])
+    answers = iter([["us"], [], [], [], ["eu"]])
 
     def collect(calls: Any, timeout_s: float, waits: Any) -> Any:
         waits(0, 1, ["supervisor"])
@@ -213,6 +213,7 @@ def test_a_request_to_end_the_run_ends_a_wait_for_its_supervisor(
     launcher: Any = SupervisedLauncher(Supervisor(), progress)
     assert launcher.place([], 60.0) == ["us"]
     progress.end_error = KeyboardInterrupt()
+    launcher.clear()  # at the end of a run, which may have finished
     with ThreadPoolExecutor(1) as other:  # it does not end the run for the thread that must
         assert other.submit(launcher.place, [], 60.0).result() == []
     with pytest.raises(KeyboardInterrupt):

@@ -49,13 +49,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 
 def watch(
-    run: RunDirectory, supervisor: Supervisor, signals: SignalCount | None = None
+    run: RunDirectory,
+    supervisor: Supervisor,
+    signals: SignalCount | None = None,
+    *,
+    is_new: bool = False,
+    until_begun: bool = False,
 ) -> Summary | None:
     cluster: Any = SimpleNamespace(address="127.0.0.1:1")
     log = EventTail(run.path / EVENTS_FILE)
     signals = signals or SignalCount()
-    watcher = RunWatcher(supervisor, run, RunObserver(), cluster, log, signals)
-    return watcher.follow()
+    watcher = RunWatcher(supervisor, run, RunObserver(), cluster, log, signals, is_new=is_new)
+    return watcher.follow(until_begun=until_begun)
 
 
 def finished(run: RunDirectory) -> Summary:
@@ -175,8 +180,58 @@ def test_a_supervisor_that_has_not_started_yet_is_not_waited_for(
     monkeypatch.setattr(module, "kill", killed.append)
     monkeypatch.setattr(module.ray, "wait", lambda calls, timeout: ([], calls))
     with pytest.raises(KeyboardInterrupt):
-        watch(run, supervisor, signals)
+        watch(run, supervisor, signals, is_new=True)
     assert killed == [supervisor]
+
+
+def test_a_supervisor_that_was_there_before_may_end_its_run(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is slow to answer; only another Ctrl-C ends the wait."""
+    signals, killed = SignalCount(), list[Supervisor]()
+    supervisor = Ends([1, 0, 1], signals)
+    monkeypatch.setattr(module, "kill", killed.append)
+    waits: list[object] = []
+
+    def wait(calls: list[object], timeout: float) -> tuple[list[object], list[object]]:
+        waits.extend(calls)
+        if len(waits) == 3:
+            signals.number += 1
+        return [], calls
+
+    monkeypatch.setattr(module.ray, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        watch(run, supervisor, signals)
+    assert killed == [supervisor] and len(waits) == 3 and supervisor.asked == ["stop", "end"]
+
+
+def test_ctrl_c_before_training_ends_the_run_although_its_supervisor_is_gone(
+    run: RunDirectory,
+) -> None:
+    signals = SignalCount(1)
+    supervisor = Ends([0], signals)
+    first = supervisor.poll_news.remote
+    answers: list[Any] = [first, lambda name, since: GONE]
+    supervisor.poll_news = SimpleNamespace(remote=lambda n, s: answers.pop(0)(n, s))
+    with pytest.raises(KeyboardInterrupt):
+        watch(run, supervisor, signals)
+
+
+def test_a_detached_start_that_is_interrupted_is_watched_to_its_end(run: RunDirectory) -> None:
+    """Otherwise it would end unseen, or go on."""
+    with EventLog(run.path / EVENTS_FILE) as log:
+        log.write("run_started", 0.0, **started(regions=["us"])[2])
+    stopped = RunNews((), 1, RunState.OVER, None, None, InterruptedRunError("stopped"))
+    for signals in (SignalCount(), SignalCount(1)):
+        supervisor = Ends([], signals)
+        answers = [RunNews((), 1, RunState.RUNNING), stopped]
+        supervisor.poll_news = SimpleNamespace(remote=lambda n, s, a=answers: a.pop(0))
+        if not signals.number:
+            assert watch(run, supervisor, signals, until_begun=True) is None
+            continue
+        with pytest.raises(InterruptedRunError):
+            watch(run, supervisor, signals, until_begun=True)
+        assert supervisor.asked == ["stop"]
 
 
 def test_a_heartbeat_that_failed_is_repeated_with_the_same_lines(

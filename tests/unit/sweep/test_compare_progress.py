@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from pathlib import Path
 from string import ascii_lowercase, digits
+from typing import Any
 
 import pytest
 
 import geo_ray
-from geo_ray.base.errors import ConfigError
+from geo_ray.base.errors import ConfigError, RunError
 from geo_ray.base.load import load_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.actual_cost import Bill
+from geo_ray.sweep import runner
 from geo_ray.sweep.compare import (
     Case,
     CaseDirectory,
@@ -219,3 +223,26 @@ def test_a_run_that_failed_is_recorded_and_not_run_again(tmp_path, monkeypatch):
     other = experiment.model_copy(update={"name": "other"})
     with pytest.raises(pytest.fail.Exception, match="run again"):
         list(run_trials([TrialSpec("bsp", 2.0, other, tmp_path)], file, None))
+
+
+def test_a_trial_that_fails_loses_no_result_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is recorded first, whichever of the two is seen first."""
+    for _ in range(20):
+        ended = {name: threading.Event() for name in ("good", "bad")}
+
+        def run(_: object, trial: Any, ended: dict[str, threading.Event] = ended) -> Any:
+            if trial in ended:
+                ended[trial].set()
+            if trial == "bad":
+                raise RunError("its process is gone", fix="Look.")
+            return trial
+
+        monkeypatch.setattr(runner._Processes, "run", run)
+        trials: Any = ["first", "bad", "good"]
+        found = []
+        with pytest.raises(RunError):
+            for each in runner.pooled(trials, 1):
+                found.append(each)
+                assert all(event.wait(60.0) for event in ended.values())
+                time.sleep(0.01)  # until both futures are done
+        assert sorted(found) == ["first", "good"]
