@@ -49,6 +49,7 @@ regions: [{{name: eu}}, {{name: us}}]
 strategy: {{kind: diloco, interval: {INTERVAL}}}
 optimizer: {{kind: adamw, lr: 1.0e-4}}
 train: {{steps: {STEPS}, eval_every: 0}}
+checkpoint: {{every_s: null}}
 """
 GROUPS = TRAIN.replace(
     "regions: [{name: eu}, {name: us}]",
@@ -59,6 +60,7 @@ name: memory
 regions: [{{name: eu, join: true}}, {{name: us, join: true}}]
 strategy: {{kind: diloco, interval: {INTERVAL}}}
 train: {{steps: {STEPS}}}
+checkpoint: {{every_s: null}}
 serve: {{host: 127.0.0.1, port: 0}}
 """
 _MODEL = 4e6  # bytes of a model of a million parameters
