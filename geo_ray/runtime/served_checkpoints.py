@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -195,6 +196,7 @@ class ServedCheckpoints:
         self._left_out: dict[str, str] = {}
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._commit: Future[CheckpointManifest] | None = None
+        self._ending: Any = None  # call that ends the newest checkpoint
 
     def poll(
         self,
@@ -221,7 +223,7 @@ class ServedCheckpoints:
             if save["id"] > self._closed:
                 self._open, self._left_out = save["id"], {}  # begun by a call with a lost answer
             else:
-                self._server.actor.end_save.remote(save["id"])  # that order may be lost
+                self._ending = self._server.actor.end_save.remote(save["id"])  # it may be lost
                 return []
         if save is not None and save["id"] != self._counted:
             self._counted = save["id"]
@@ -272,6 +274,10 @@ class ServedCheckpoints:
         self._writer.shutdown()
 
     def _begin(self, *, halt: bool = False) -> None:
+        if self._ending is not None:  # the actor has several threads, which keep no order
+            with suppress(GeoRayError):  # it is lost, and the next call finds that out
+                collect({SERVER: self._ending}, _ANSWER_S)
+            self._ending = None
         lowest, keep = self._store.next_id(), self._store.ids()  # until the run has removed them
         timeout_s = self._experiment.checkpoint.part_timeout_s
         checkpoint = self._server.ask("begin_save", lowest, keep, timeout_s, halt)
@@ -342,7 +348,7 @@ class ServedCheckpoints:
             return self._failed(cause)
         manifest, self._open, self.outcome = commit.result(), None, ""
         self._closed = manifest.id
-        self._server.actor.end_save.remote(manifest.id)
+        self._ending = self._server.actor.end_save.remote(manifest.id)
         for region, cause in self._left_out.items():
             log.warning("checkpoint %d has no part of '%s': %s", manifest.id, region, cause)
         size = sum(part.bytes for part in manifest.parts)
@@ -354,7 +360,7 @@ class ServedCheckpoints:
     def _failed(self, cause: str) -> list[dict[str, Any]]:
         checkpoint, self._open, self._halts, self.outcome = self._open, None, False, cause
         self._closed = max(self._closed, -1 if checkpoint is None else checkpoint)
-        self._server.actor.end_save.remote(checkpoint)
+        self._ending = self._server.actor.end_save.remote(checkpoint)
         if checkpoint is not None and not self._store.is_committed(checkpoint):
             try:
                 self._store.abandon(checkpoint)
