@@ -299,6 +299,9 @@ def _check_gpus(experiment: Experiment, count: int) -> None:
     )
 
 
+_WHERE: Final = {"worker": "on the workers", "server": "on the parameter server"}
+
+
 def check_lines(experiment: Experiment) -> list[str]:
     """Return who makes the optimizer's steps, and where regions join, in words."""
     lines, places = list[str](), experiment.optimizer_places
@@ -312,9 +315,6 @@ def check_lines(experiment: Experiment) -> list[str]:
         where = ", ".join(f"{name} at {port or 'a free port'}" for name, port in ports)
         lines.append(f"joined by {', '.join(joined)}, which connect to these ports: {where}")
     return lines
-
-
-_WHERE: Final = {"worker": "on the workers", "server": "on the parameter server"}
 
 
 def needs_table(found: RunCheck) -> FittedTable:

@@ -138,9 +138,9 @@ def drive(
         try:
             return watcher.follow(until_begun=request.detach)
         except BaseException as error:
-            explains = watcher.has_begun or not isinstance(error, KeyboardInterrupt)
+            keeps_logs = watcher.has_begun or not isinstance(error, KeyboardInterrupt)
             logs = request.run.path / LOGS_DIRECTORY
-            if explains and cluster.local is not None and keep_logs(cluster.local.root, logs):
+            if keeps_logs and cluster.local is not None and keep_logs(cluster.local.root, logs):
                 reporting.status(f"what the actors printed is in {logs}")
             raise
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import _thread
 import threading
+import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from geo_ray.base.errors import NodeEndedError, NodeFailedError, ProgramError
+from geo_ray.base.threads import LOOK_S
 from geo_ray.program.clock import NodeStopped, RealClock, here
 from geo_ray.program.graph import ProgramNode
 from geo_ray.program.run import On, run_program
@@ -97,3 +100,21 @@ def test_threads_are_used_again_and_end_with_the_clock() -> None:
         assert not thread.is_alive()
     with pytest.raises(NodeStopped):
         clock.start(work)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+def test_a_wait_ends_with_a_future_that_is_cancelled(timeout_s: float | None) -> None:
+    future: Future[None] = Future()
+    future.cancel()
+    assert RealClock().wait(future, timeout_s)
+
+
+def test_a_wait_is_as_long_as_its_limit() -> None:
+    """Longer than the time between two looks, and none at all."""
+    clock, future = RealClock(), Future[None]()
+    began_s = time.monotonic()
+    assert not clock.wait(future, 2.2 * LOOK_S)
+    assert time.monotonic() - began_s >= 2.2 * LOOK_S
+    assert not clock.wait(future, 0.0)
+    future.set_result(None)
+    assert clock.wait(future, 0.0)
